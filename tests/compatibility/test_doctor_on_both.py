@@ -33,7 +33,7 @@ async def becomes(wanted: str | None, names: str, **about: Any) -> Diagnosis:
         found = await examine(names, **about)
         if (found.cause and found.cause.code) == wanted:
             return found
-        assert time.monotonic() < end_s, (wanted, found.cause, found.evidence.unseen)
+        assert time.monotonic() < end_s, (wanted, found.cause, found.facts.unseen)
         await asyncio.sleep(0.2)
 
 
@@ -51,11 +51,11 @@ async def test_doctor_finds_the_same_on_both(kind: str, cluster: Callable[[str],
         sent = await mq.send(topic, b"x", properties={"price": "3"})
         await mq.consumer(group, take).subscribe(topic).start()
         seen = await becomes(None, names, topic=topic, group=group, message_id=sent.message_id)
-        assert all(one.skew_ms is not None for one in seen.evidence.masters)
+        assert all(one.clock_ahead_ms is not None for one in seen.facts.masters)
         await mq.consumer(f"{group}-sql", take).subscribe(topic, where="price > 9").start()
         found = await becomes("filter-matches-nothing", names, group=f"{group}-sql")
         assert found.cause
-        assert "price > 9 is true of none" in found.cause.what
+        assert "price > 9 is true for none" in found.cause.what
         await becomes("wrong-type", names, topic=topic, type="fifo")
         later = await mq.send(topic, b"later", delay_level=18)
         await becomes("message-delayed", names, message_id=later.message_id)

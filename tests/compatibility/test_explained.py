@@ -9,7 +9,7 @@ from peer.clusters import Cluster
 from peer.names import own
 
 from sluicemq import Sluice
-from sluicemq.client.admin.rules import Code, Fate
+from sluicemq.client.admin.diagnose.findings import Code, Fate
 from sluicemq.model.topic import MessageQueue
 from waiting import limit
 

@@ -21,8 +21,9 @@ from certificates import Authority
 from histories.namespaces import available, run
 from sluicemq import Message, SendStatus
 from sluicemq.cli import main
+from sluicemq.client.admin.diagnose import server_rules
 from sluicemq.client.core.conversations import Call, Conversation
-from sluicemq.client.core.requests import fields_of, request
+from sluicemq.client.core.requests import header_fields, make_request
 from sluicemq.client.core.transactions import TransactionListener, TransactionState
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK, SystemClock
@@ -31,7 +32,6 @@ from sluicemq.model.topic import GroupConfig
 from sluicemq.nameserver.routes import all_at_once
 from sluicemq.nameserver.server import NameServer
 from sluicemq.net.tls import Tls
-from sluicemq.operate import causes
 from sluicemq.operate.doctor import Diagnosis, diagnose
 from sluicemq.record.codec import decode_records
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
@@ -68,7 +68,7 @@ async def becomes(wanted: str, names: str, seconds: float = 20, **about: Any) ->
         if codes[:1] == [wanted]:
             return
         if time.monotonic() > end_s:
-            pytest.fail(f"{wanted} is not the cause, but {codes}; unseen: {found.evidence.unseen}")
+            pytest.fail(f"{wanted} is not the cause, but {codes}; unseen: {found.facts.unseen}")
         await asyncio.sleep(0.2)
 
 
@@ -126,7 +126,7 @@ async def test_what_answers_instead_of_a_name_server(web: str) -> None:
         found = await examine(address, topic="T")
         assert found.cause
         assert found.cause.code == "name-server-down"
-        assert found.evidence.unseen == ("brokers, topics and groups: no name server answers.",)
+        assert found.facts.unseen == ("brokers, topics and groups: no name server answers.",)
         broker = servers.broker.address
         async with name_server(Path("/nowhere")) as other:
             elsewhere = f"127.0.0.1:{other.port}"
@@ -205,7 +205,7 @@ async def test_no_route_info_of_this_topic(mq: EmbeddedSluice, tmp_path: Path) -
     found = await examine(names, topic="ordres")
     assert found.cause
     assert found.cause.code == "topic-not-sent-to"
-    assert "Is orders meant?" in found.cause.what
+    assert "Did you mean 'orders'?" in found.cause.what
     assert await cause(names, topic="orders", type="fifo") == "wrong-type"
     async with name_server(tmp_path) as empty:
         both = f"{names};127.0.0.1:{empty.port}"
@@ -368,7 +368,7 @@ async def test_what_is_wrong_with_replicas(monkeypatch: pytest.MonkeyPatch) -> N
         await becomes_healthy(names, topic="T", group="G")
         await servers.start_broker("slave", haMasterAddress="127.0.0.1:1", **SLAVE)
         await becomes("replica-cut-off", names, topic="T", group="G")
-        monkeypatch.setattr(causes, "BEHIND_BYTES", 1 << 20)
+        monkeypatch.setattr(server_rules, "LAG_BYTES", 1 << 20)
         await mq.send("T", os.urandom(2 << 20))
         found = await examine(names, topic="T", group="G")
         assert found.cause
@@ -380,7 +380,7 @@ async def test_what_is_wrong_with_replicas(monkeypatch: pytest.MonkeyPatch) -> N
             await becomes("no-master", names, topic=topic)
         found = await examine(names, topic="T", group="G", message_id=sent.message_id)
         assert not found.also
-        assert [text.partition(":")[0] for text in found.evidence.unseen][-2:] == [
+        assert [text.partition(":")[0] for text in found.facts.unseen][-2:] == [
             f"the message {sent.message_id}", "the group G",
         ]  # fmt: skip
 
@@ -405,8 +405,8 @@ async def test_a_name_server_of_two_is_down(mq: EmbeddedSluice, tmp_path: Path) 
         assert found.cause.code == "name-server-down"
         assert gone in found.cause.what
         assert not found.also
-        assert not found.evidence.unseen
-        assert found.evidence.group is not None
+        assert not found.facts.unseen
+        assert found.facts.group is not None
 
 
 async def test_retention_passes_a_group(tmp_path: Path) -> None:
@@ -429,11 +429,11 @@ async def test_retention_passes_a_group(tmp_path: Path) -> None:
                     os.utime(path, (time_s, time_s))
                 store = broker.store
                 while store.retention.removable_end() < store.written_offset:
-                    store._checkpoint_s = 0.0
+                    store._checkpoints._last_s = 0.0
                     store.tick()
                     await asyncio.to_thread(store.sync)
                 broker.core.cleaning._clean_s = broker.core.cleaning._survey_s = 0.0
-                await broker._take(broker.core.cleaning.run())
+                await broker._run_steps(broker.core.cleaning.run())
                 await becomes(wanted, names, topic="T", group="late")
             expired = await examine(names, message_id=sent[0].message_id)
             assert expired.cause
@@ -462,7 +462,7 @@ class Popper:
             poll_ms=1000,
         )  # fmt: skip
         answer = await self._ask(RequestCode.POP_MESSAGE, header)
-        fields, found = fields_of(answer), decode_records(answer.body) if answer.body else []
+        fields, found = header_fields(answer), decode_records(answer.body) if answer.body else []
         pop_ms, hidden_ms, revive = (
             int(fields[name]) for name in ("popTime", "invisibleTime", "reviveQid")
         )
@@ -482,7 +482,7 @@ class Popper:
 
     async def _ask(self, code: RequestCode, header: Any) -> Command:
         def talk(directory: object) -> Conversation[Command]:
-            return (yield Call(self._mq.servers.broker.address, request(code, header)))
+            return (yield Call(self._mq.servers.broker.address, make_request(code, header)))
 
         return await self._mq.admin.run(talk(self._mq.admin.directory))
 
@@ -521,7 +521,7 @@ async def test_a_group_that_pops() -> None:
 async def content(names: str, **about: Any) -> None:
     found = await examine(names, **about)
     assert found.cause is None, found.cause
-    assert not found.evidence.unseen
+    assert not found.facts.unseen
 
 
 async def test_nothing_is_found_where_nothing_is_wrong() -> None:

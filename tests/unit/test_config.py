@@ -306,9 +306,9 @@ def test_sql92_is_on_unless_the_file_says_otherwise() -> None:
 def test_an_unknown_key_is_a_warning_with_the_nearest_name() -> None:
     _, _, warnings = load_broker_config("brokerNam=x\nzzz=1\nfileReserveTime=4", environment=HOME)
     assert warnings == [
-        "brokerNam is not a known key and is ignored. Did you mean brokerName?",
+        "brokerNam is not a known key and is ignored. Did you mean 'brokerName'?",
         "zzz is not a known key and is ignored.",
-        "fileReserveTime is not a known key and is ignored. Did you mean fileReservedTime?",
+        "fileReserveTime is not a known key and is ignored. Did you mean 'fileReservedTime'?",
     ]
 
 
@@ -455,7 +455,7 @@ def test_a_request_to_change_a_key_without_effect_is_refused_and_a_file_loads(na
 
 
 def test_a_request_to_change_an_unknown_key_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"Did you mean fileReservedTime\?"):
+    with pytest.raises(ConfigurationError, match=r"Did you mean 'fileReservedTime'\?"):
         changed("fileReservedTimes=48")
     with pytest.raises(ConfigurationError, match="Nothing was changed"):
         changed("orderMessageEnabled=true", NameServerConfig())
@@ -465,7 +465,12 @@ def test_keys_without_effect_beside_others_are_named_in_the_remark() -> None:
     change = changed("fileReservedTime=48\nlistenPort=1\nclusterTest=true\nbrokrName=b")
     assert change.entries == {"fileReservedTime": "48", "listenPort": "1"}
     assert change.remark is not None
-    for words in ("next start: listenPort", "clusterTest", "brokrName", "Did you mean brokerName?"):
+    for words in (
+        "next start: listenPort",
+        "clusterTest",
+        "brokrName",
+        "Did you mean 'brokerName'?",
+    ):
         assert words in change.remark
     assert changed("fileReservedTime=48").remark is None
     assert changed("fileReservedTime=72\nclusterTest=true").remark is not None
@@ -646,7 +651,7 @@ def test_a_proxy_reads_the_json_of_rocketmqs() -> None:
     assert (config.tls_test_mode, config.tls_certificate) == (False, "/home/mq/proxy.pem")
     assert config.acl_files[0] == "/etc/mq/plain_acl.yml"
     assert len(warnings) == 2
-    assert "Did you mean grpcServerPort?" in warnings[0]
+    assert "Did you mean 'grpcServerPort'?" in warnings[0]
     assert "grpcThreadPoolNums" in warnings[1]
 
 
@@ -709,7 +714,7 @@ def test_what_the_broker_decides_is_named() -> None:
     said = " ".join(warnings)
     for words in (
         "proxyMode is taken as LOCAL", "namesrvAddr", "metricsPromExporterPort", "plainAclFile",
-        "grpcThreadPoolNums", "Did you mean grpcServerPort?",
+        "grpcThreadPoolNums", "Did you mean 'grpcServerPort'?",
     ):  # fmt: skip
         assert words in said
 

@@ -15,6 +15,7 @@ try:
 
     from sluicemq import __version__
     from sluicemq.cli import ending
+    from sluicemq.hints import did_you_mean
 except ModuleNotFoundError as error:
     if error.name != "click":
         raise
@@ -92,7 +93,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            hint = ending.nearest(name, self.list_commands(ctx))
+            hint = did_you_mean(name, self.list_commands(ctx))
             ctx.fail(f"No such command {name!r}. {hint}".rstrip())
         return super().resolve_command(ctx, args)
 

@@ -3,7 +3,6 @@
 the messages that are stored; `sluice doctor`: what is wrong, from the name server to the client,
 and what cures it."""
 
-import difflib
 import inspect
 import pydoc
 import re
@@ -24,21 +23,21 @@ from sluicemq.cli.output import (
     print_table,
     show_time,
 )
-from sluicemq.client.admin.explain import BrokerTrial
-from sluicemq.client.admin.rules import Fate, Finding, MessageExplained
-from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
+from sluicemq.client.admin.diagnose.cluster_facts import ClusterFacts
+from sluicemq.client.admin.diagnose.findings import Fate, Finding, MessageExplained
+from sluicemq.client.admin.diagnose.records import doctor_record, explain_record, group_record
+from sluicemq.client.admin.filter_trials import BrokerTrial
 from sluicemq.client.sync.admin import Admin
 from sluicemq.filter.selector import Explanation
+from sluicemq.hints import did_you_mean
 from sluicemq.model.subscription import SQL92, TAG
+from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.model.topic import MESSAGE_TYPES
-from sluicemq.operate.causes import Named
 from sluicemq.operate.doctor import Diagnosis, diagnose
-from sluicemq.operate.evidence import Evidence
 
 SHOWN_SAMPLES: Final = 5
 _HIDDEN: Final = frozenset({"MSG_REGION", "TRACE_ON", "CLUSTER", "WAIT", "UNIQ_KEY"})
 _place = fields("message_id topic broker queue_id queue_offset store_time_ms tag properties")
-_explained = fields("group fate retries=times owner findings filter=verdict")
 
 
 @click.group()
@@ -50,9 +49,7 @@ def explain() -> None:
 @click.argument("message_id", metavar="ID")
 @click.option("-g", "--group", help="One consumer group; without it a line for each that reads it.")
 @click.option("-t", "--topic", help="Topic of the message; without it all are searched.")
-@click.option(
-    "--trace-topic", default=DEFAULT_TRACE_TOPIC, show_default=True, help="Topic of the traces."
-)
+@click.option("--trace-topic", default=TRACE_TOPIC, show_default=True, help="Topic of the traces.")
 @admin_options
 def message(
     admin: Admin, message_id: str, group: str | None, as_json: bool, **options: Any
@@ -64,12 +61,13 @@ def message(
     """
     about, found = admin.explain_message(message_id, group=group, **options)
     stored = about.message
-    has_route = about.routed is not None and stored.broker in about.routed
+    readable = about.readable_brokers
+    has_route = readable is not None and stored.broker in readable
     if as_json:
         place = fields("offset_min offset_max")(about) | {"has_route": has_route}
         if stored.body_error is not None:
             place["body_error"] = str(stored.body_error)
-        groups = [_explained(one) for one in found]
+        groups = [_message_record(one) for one in found]
         print_json({"message": _place(stored) | place, "groups": groups})
         return
     click.echo(
@@ -106,7 +104,7 @@ def group(admin: Admin, name: str, as_json: bool) -> None:
     """Say why group NAME is idle or behind; exit code 1 when something was found."""
     found = admin.explain_group(name)
     if as_json:
-        print_json(found)
+        print_json(group_record(found))
     else:
         _print_findings(found.findings)
         if not found.findings:
@@ -126,12 +124,21 @@ def error(name: str) -> None:
     path = f"sluicemq.{moved}" if "." in name else f"sluicemq.errors.{name}"
     kind = pydoc.locate(path)
     if not isinstance(kind, type) or not issubclass(kind, errors.SluiceError):
-        near = difflib.get_close_matches(name, vars(errors), 1)
-        fix = f"Did you mean {near[0]}? " if near else ""
-        raise errors.ConfigurationError(
-            f"there is no error {name!r}.", fix=f"{fix}sluice explain error shows them all."
-        )
+        fix = f"{did_you_mean(name, vars(errors))} sluice explain error shows them all.".lstrip()
+        raise errors.ConfigurationError(f"there is no error {name!r}.", fix=fix)
     click.echo(f"{kind.__name__}\n\n{inspect.getdoc(kind)}")
+
+
+def _message_record(item: MessageExplained) -> dict[str, Any]:
+    """Return what happened to a message in a group as JSON."""
+    return {
+        "group": item.group,
+        "fate": item.fate,
+        "retries": item.times,
+        "owner": item.owner,
+        "findings": [explain_record(finding) for finding in item.findings],
+        "filter": item.verdict,
+    }
 
 
 def fate_of(item: MessageExplained) -> str:
@@ -142,8 +149,8 @@ def fate_of(item: MessageExplained) -> str:
 def _print_findings(findings: Sequence[Finding]) -> None:
     for finding in findings:
         click.echo(f"{finding.code}: {finding.what}")
-        if finding.instead:
-            click.echo(f"    {finding.instead}")
+        if finding.fix:
+            click.echo(f"    {finding.fix}")
 
 
 def drawn(verdict: Explanation, depth: int = 1) -> list[str]:
@@ -290,45 +297,61 @@ def doctor(admin: Admin, as_json: bool, **options: Any) -> None:
     """
     found = diagnose(admin, **options)
     if as_json:
-        causes = {"cause": found.cause, "also": found.also, "notes": found.notes}
-        shown = {name: _plain(value) for name, value in causes.items()}
-        print_json({"healthy": found.is_healthy, **shown, "evidence": _evidence(found.evidence)})
+        print_json({
+            "healthy": found.is_healthy,
+            "cause": None if found.cause is None else doctor_record(found.cause),
+            "also": [doctor_record(finding) for finding in found.also],
+            "notes": [doctor_record(finding) for finding in found.notes],
+            "evidence": _facts_record(found),
+        })  # fmt: skip
     else:
         _print_diagnosis(found)
     if not found.is_healthy:
         raise SystemExit(1)
 
 
-def _plain(value: Named | Sequence[Named] | None) -> object:
-    if isinstance(value, Named):
-        found = value._asdict()
-        found["cure"] = found.pop("fix")  # the key that scripts read
-        return {name: text for name, text in found.items() if name != "is_note"}
-    return None if value is None else [_plain(one) for one in value]
-
-
 _server = fields("address reach code remark detail")
-_broker = fields("address reach code remark detail name id skew_ms disk_percent vip runtime")
-_of_group = fields("name explained models dead dead_time_ms retried filters")
-_of_message = fields("message_id waiting offset_min born_ms")
+_broker = fields(
+    "address reach code remark detail name id skew_ms=clock_ahead_ms disk_percent vip=vip_reach "
+    "runtime"
+)
+_message_search = fields("message_id waiting offset_min born_ms")
 
 
-def _evidence(seen: Evidence) -> dict[str, Any]:
-    """What may be shown: settings have secrets."""
+def _facts_record(found: Diagnosis) -> dict[str, Any]:
+    """Return the facts that may be printed. The settings of brokers contain secrets."""
+    facts = found.facts
     return {
-        **fields("now_ms topic type denied unseen")(seen),
-        "name_servers": [_server(one) | {"knows": one.knows} for one in seen.names],
-        "brokers": [_broker(one) for one in seen.brokers],
-        "group": seen.group and _of_group(seen.group) | {"models": sorted(seen.group.models)},
-        "message": seen.message and _of_message(seen.message),
+        **fields("now_ms topic type denied unseen")(facts),
+        "name_servers": [_server(one) | {"knows": one.has_route} for one in facts.name_servers],
+        "brokers": [_broker(one) for one in facts.brokers],
+        "group": _group_facts_record(facts),
+        "message": facts.message and _message_search(facts.message),
+    }
+
+
+def _group_facts_record(facts: ClusterFacts) -> dict[str, Any] | None:
+    group, explained = facts.group, facts.explained_group
+    if group is None:
+        return None
+    return {
+        "name": group.name,
+        "explained": explained and group_record(explained),
+        "models": sorted(group.message_models),
+        "dead": group.dead_letter_count,
+        "dead_time_ms": group.dead_letter_time_ms,
+        "retried": group.failed_messages,
+        "filters": [
+            fields("topic expression rows matched atoms=never_true")(one) for one in group.filters
+        ],
     }
 
 
 def _print_diagnosis(found: Diagnosis) -> None:
-    evidence = found.evidence
+    facts = found.facts
     if found.cause is None:
         names, brokers = (sum(one.is_up for one in them) for them in
-                          (evidence.names, evidence.brokers))  # fmt: skip
+                          (facts.name_servers, facts.brokers))  # fmt: skip
         click.echo(f"healthy  {names} name servers and {brokers} brokers answer; nothing is wrong.")
     causes = () if found.cause is None else (found.cause, *found.also)
     rows = [*zip(("cause", *("also",) * len(found.also)), causes, strict=False),
@@ -337,5 +360,5 @@ def _print_diagnosis(found: Diagnosis) -> None:
         click.echo(f"{word:<8} {one.code}: {one.what}")
         if one.fix:
             click.echo(f"{'':8} {one.fix}")
-    for text in evidence.unseen:
+    for text in facts.unseen:
         click.echo(f"unseen   {text}")

@@ -25,18 +25,18 @@ from sluicemq.cli.output import (
     show_time,
 )
 from sluicemq.cli.servers.serve import print_proxy_clients
+from sluicemq.client.admin.diagnose.findings import Code
+from sluicemq.client.admin.diagnose.records import explain_record
+from sluicemq.client.admin.group_offsets import EARLIEST_MS, LATEST_MS, OffsetChange
+from sluicemq.client.admin.group_report import GroupReport
 from sluicemq.client.admin.groups import (
-    EARLIEST_MS,
-    LATEST_MS,
     ConsumerClient,
     GroupContract,
-    GroupReport,
-    OffsetChange,
     QueueLag,
 )
-from sluicemq.client.admin.rules import Code
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.system_names import is_system_group
 from sluicemq.model.topic import CONTRACTS, DLQ_PREFIX, RETRY_PREFIX, GroupConfig
 from sluicemq.proxy import proxy_status
 from sluicemq.wire.bodies import GroupMatching, RunningInfo
@@ -44,9 +44,6 @@ from sluicemq.wire.codes import version_name
 
 T = TypeVar("T")
 Record = dict[str, Any]
-SYSTEM_PREFIXES = (
-    "CID_ONS", "CID_RMQ_SYS_", "FILTERSRV_CONSUMER", "SELF_TEST_", "TOOLS_CONSUMER", "__MONITOR_",
-)  # fmt: skip
 _QUEUE = "topic=queue.topic broker=queue.broker queue_id=queue.queue_id "
 _lag = fields(
     f"group {_QUEUE} committed offset_min offset_max lag in_flight lost at_risk=messages_at_risk "
@@ -84,7 +81,7 @@ def list_groups(admin: Admin, show_all: bool, as_json: bool) -> None:
             "retries_max": config.retry_times_max,
         }
         for name, config in admin.groups().items()
-        if show_all or not name.startswith(SYSTEM_PREFIXES)
+        if show_all or not is_system_group(name)
     ]
     print_records(records, as_json=as_json, empty="No consumer groups.")
 
@@ -187,7 +184,7 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
             "queues": [_progress(item) for item in report.progress],
             "notes": report.notes,
             "filters": [_filter_record(broker, topic) for broker, topic in filters],
-            "findings": unequal,
+            "findings": [explain_record(one) for one in unequal],
             "contract": [_contract(item) for item in contracts],
         })  # fmt: skip
         return
@@ -205,7 +202,7 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
     for contract in contracts:
         _print_contract(contract)
     for finding in unequal:
-        click.echo(f"{finding.what} {finding.instead}")
+        click.echo(f"{finding.what} {finding.fix}")
 
 
 def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:
@@ -323,7 +320,7 @@ def lag(admin: Admin, name: str | None, only_risks: bool, show_all: bool, as_jso
     found = [
         item
         for item in admin.lag(name)
-        if (name or show_all or not item.group.startswith(SYSTEM_PREFIXES))
+        if (name or show_all or not is_system_group(item.group))
         and (item.messages_at_risk or not only_risks)
     ]
     if as_json:

@@ -33,7 +33,9 @@ from sluicemq.config.keys import (
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.replicas import ReplicaConfig
 from sluicemq.errors import ConfigurationError
-from sluicemq.numbers import natural
+from sluicemq.model.addresses import NAME_SERVER_PORT
+from sluicemq.model.system_names import TRACE_TOPIC
+from sluicemq.numbers import parse_duration_ms
 
 GIB: Final = 1 << 30
 CHANGES_FILE: Final = "sluice.properties"
@@ -50,24 +52,25 @@ _DERIVED: Final = ("commit_log_path", "consume_queue_path", "index_slots", "inde
 # ------------------------------------------------------------------------------ delay levels
 
 DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-_UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DELAY_MAX_MS: Final = 40 * 86_400_000
 
 
 @lru_cache(maxsize=16)
 def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """The delay of each level in ms. Raises ConfigurationError for a text that is none."""
+    """Return the delay of each level in milliseconds. Raises ConfigurationError.
+
+    Like RocketMQ this accepts only whole numbers, and neither milliseconds nor an empty text.
+    """
     levels = []
     for word in text.split():
-        digits, unit = word[:-1], _UNITS_MS.get(word[-1])
-        number = natural(digits)
-        if unit is None or number is None:
-            raise _wrong(text, f"{word:.80} is no time")
-        if number * unit > _DELAY_MAX_MS:
+        delay_ms = parse_duration_ms(word)
+        if not isinstance(delay_ms, int) or word.endswith("ms"):
+            raise _wrong(text, f"{word:.80} is not a duration")
+        if delay_ms > _DELAY_MAX_MS:
             raise _wrong(text, f"{word} is more than 40 days")
-        levels.append(number * unit)
+        levels.append(delay_ms)
     if not levels:
-        raise _wrong(text, "there is no level")
+        raise _wrong(text, "it has no level")
     return tuple(levels)
 
 
@@ -151,7 +154,7 @@ class BrokerConfig(ReplicaConfig):
         live=True)
     trace_topic_enable: bool = setting("traceTopicEnable", False,
         "The topic for message traces exists.")
-    trace_topic_name: str = setting("msgTraceTopicName", "RMQ_SYS_TRACE_TOPIC",
+    trace_topic_name: str = setting("msgTraceTopicName", TRACE_TOPIC,
         "Name of the topic for message traces.", kind=NAME)
     trace_on: bool = setting("traceOn", True,
         "What the broker answers to sends: clients trace or do not.", live=True)
@@ -495,7 +498,7 @@ class StoreConfig:
 class NameServerConfig(MeasuredConfig):
     """The settings of a name server."""
 
-    listen_port: int = setting("listenPort", 9876,
+    listen_port: int = setting("listenPort", NAME_SERVER_PORT,
         "Port to listen at. 0 takes a free port.", maximum=65_535)
     metrics_enable: bool = setting("metricsExporterType", True,
         "PROM serves the probes `/health` and `/ready`; a name server has no metrics. In "

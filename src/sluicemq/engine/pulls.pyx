@@ -365,7 +365,7 @@ cdef class Pulls:
         at, span, reach = offset, <long long>1 << 62, None
         if not plan.any_span:
             estimator.record_pull(queue_id, self.pull.clock.monotonic_s())
-            reach = estimator.make_reach(queue_id, offset, consumed if consumed >= 0 else None, False)
+            reach = estimator.make_span_limit(queue_id, offset, consumed if consumed >= 0 else None, False)
             at, span = reach[0], reach[1]
         source, chunk = plan.scan or self.reader.tag_hits, CHUNK_UNITS_MIN
         if low <= at < offset and plan.scan is not None:

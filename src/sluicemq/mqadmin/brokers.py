@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from sluicemq.errors import SluiceError
-from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
+from sluicemq.model.system_names import is_group_topic
 from sluicemq.mqadmin import java
 from sluicemq.mqadmin.commands import Function, Given, Session, WrongFlagsError
 from sluicemq.wire import tables
@@ -155,13 +155,13 @@ def update_name_server_settings(session: Session, given: Given) -> None:
 
 def put_value(session: Session, given: Given) -> None:
     """A value that name servers keep."""
-    session.admin.put_value(given["namespace"], given["key"], given["value"])
+    session.admin.put_kv_config(given["namespace"], given["key"], given["value"])
     session.say("create or update kv config to namespace success.")
 
 
 def delete_value(session: Session, given: Given) -> None:
     """Forget it."""
-    session.admin.delete_value(given["namespace"], given["key"])
+    session.admin.delete_kv_config(given["namespace"], given["key"])
     session.say("delete kv config from namespace success.")
 
 
@@ -170,7 +170,7 @@ def _allow(session: Session, given: Given, *, allowed: bool) -> None:
     for server in session.admin.name_servers:
         begin = f"{word} write perm of broker[{broker}] in name server[{server}]"
         try:
-            count = session.admin.allow_writing(server, broker, allowed=allowed)
+            count = session.admin.set_write_permission(server, broker, allowed=allowed)
             session.say(f"{begin} OK, {count}")
         except SluiceError as error:
             session.say(f"{begin} Failed")
@@ -243,7 +243,7 @@ def reset_flushed(session: Session, given: Given) -> None:
     if "brokerAddr" not in given:
         raise WrongFlagsError("", exit_code=0)
     offset = given.number("offset")
-    session.admin.reset_flushed(given["brokerAddr"], offset)
+    session.admin.reset_flushed_position(given["brokerAddr"], offset)
     session.say(f"reset master flush offset to {offset} success")
 
 
@@ -256,7 +256,7 @@ def statistics(session: Session, given: Given) -> None:
         )
     )  # fmt: skip
     for topic in tables.hash_ordered(session.admin.topics()):
-        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) or given.get("topic", topic) != topic:
+        if is_group_topic(topic) or given.get("topic", topic) != topic:
             continue
         for line in _topic_statistics(session, topic, only_active="activeTopic" in given):
             session.say(line)
@@ -267,11 +267,11 @@ def _topic_statistics(session: Session, topic: str, *, only_active: bool) -> Ite
         groups = session.admin.groups_of_topic(topic)
     except SluiceError:
         return  # as the tool does: it is gone
-    came_rate, came = session.admin.counted("TOPIC_PUT_NUMS", topic, topic)
+    came_rate, came = session.admin.statistic("TOPIC_PUT_NUMS", topic, topic)
     if not groups and (came or not only_active):
         yield _STATS.format(topic[:64], "", 0, f"{came_rate:.2f}", "", came, "NO_CONSUMER")
     for group in tables.hash_ordered(groups):
-        went_rate, went = session.admin.counted("GROUP_GET_NUMS", f"{topic}@{group}", topic)
+        went_rate, went = session.admin.statistic("GROUP_GET_NUMS", f"{topic}@{group}", topic)
         behind = sum(one.offset_max - one.committed for one in session.admin.progress(group, topic))
         if not only_active or came or went:
             yield _STATS.format(
@@ -283,7 +283,7 @@ def _topic_statistics(session: Session, topic: str, *, only_active: bool) -> Ite
 def broker_consume_stats(session: Session, given: Given) -> None:
     """How far all groups are at a broker."""
     level = given.number("level")
-    found = session.admin.consume_stats_of(given["brokerAddr"], is_ordered=given.truth("order"))
+    found = session.admin.consume_stats_at(given["brokerAddr"], is_ordered=given.truth("order"))
     row = "{:<64}  {:<64}  {:<32}  {:<4}  {:<20}  {:<20}  {:<20}  {}".format
     session.say(
         row(

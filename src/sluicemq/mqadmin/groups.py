@@ -328,10 +328,10 @@ def reset_offset(session: Session, given: Given) -> None:
         if "offset" in given:
             offset = given.number("offset")
         else:
-            offset = session.admin.offset_at(address, topic, queue_id, time_ms)
+            offset = session.admin.offset_by_time_at(address, topic, queue_id, time_ms)
         session.say(f"reset consumer offset to {offset}")
         if offset > 0:
-            session.admin.move_group(group, topic, time_ms, (address, queue_id, offset))
+            session.admin.request_offset_reset(group, topic, time_ms, (address, queue_id, offset))
         return
     moved = _moved(session, group, topic, time_ms)
     force = java.shown(given.truth("force", True))
@@ -345,7 +345,7 @@ def skip_accumulated(session: Session, given: Given) -> None:
 
 
 def _moved(session: Session, group: str, topic: str, time_ms: int) -> dict[MessageQueue, int]:
-    moved = session.admin.move_group(group, topic, time_ms)
+    moved = session.admin.request_offset_reset(group, topic, time_ms)
     if moved:
         return moved
     return {one.queue: one.new for one in session.admin.reset_offsets(group, topic, time_ms)}
@@ -361,7 +361,7 @@ def clone_offset(session: Session, given: Given) -> None:
     """The offsets of one group for another."""
     source, target, topic = given["srcGroup"], given["destGroup"], given["topic"]
     stats = session.admin.consume_stats(source)
-    session.admin.known_route(topic)
+    session.admin.current_route(topic)
     for queue, own in stats.queues.items():
         if own.consumer_offset >= 0:
             session.admin.commit_offset(target, queue, own.consumer_offset)

@@ -4,14 +4,13 @@ from typing import Final
 
 import orjson
 
-from sluicemq.client.core.directory import read_addresses
+from sluicemq.client.core.directory import find_read_addresses
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, read_text
+from sluicemq.model.system_names import is_group_topic
 from sluicemq.model.topic import (
-    DLQ_PREFIX,
     MASTER_ID,
     ORDER_TOPICS,
-    RETRY_PREFIX,
     TopicConfig,
     allocate_average,
     read_queues,
@@ -63,13 +62,13 @@ def _set_order(session: Session, given: Given, addresses: list[str], config: Top
     rules = [f"{name}:{config.write_queues}" for name in names]
     if "brokerAddr" in given:  # beside those of other brokers
         try:
-            old = session.admin.value(ORDER_TOPICS, config.name).split(";")
+            old = session.admin.kv_config(ORDER_TOPICS, config.name).split(";")
         except SluiceError:
             old = []
         others = [one for one in old if one and one.rpartition(":")[0] not in names]
-        session.admin.put_value(ORDER_TOPICS, config.name, ";".join([*others, *rules]))
+        session.admin.put_kv_config(ORDER_TOPICS, config.name, ";".join([*others, *rules]))
     else:
-        session.admin.put_value(ORDER_TOPICS, config.name, ";".join(rules))
+        session.admin.put_kv_config(ORDER_TOPICS, config.name, ";".join(rules))
     kind = "broker" if "brokerAddr" in given else "cluster"
     session.say(f"set {kind} orderConf. isOrder=true, orderConf=[{';'.join(rules)}]")
 
@@ -100,7 +99,7 @@ def update_topic_list(session: Session, given: Given) -> None:
 def update_topic_perm(session: Session, given: Given) -> None:
     """Another permission; all else stays."""
     topic, perm = given["topic"], given.number("perm")
-    route = session.admin.known_route(topic)
+    route = session.admin.current_route(topic)
     first = route.queues[0]
     config = TopicConfig(
         topic, first.read_queues, first.write_queues, perm, sys_flag=first.sys_flag
@@ -135,17 +134,17 @@ def update_order_conf(session: Session, given: Given) -> None:
     """How many queues of a topic each broker has for producers that keep an order."""
     topic, method = given["topic"], given["method"]
     if method == "get":
-        rules = session.admin.value(ORDER_TOPICS, topic)
+        rules = session.admin.kv_config(ORDER_TOPICS, topic)
         session.write(f"get orderConf success. topic=[{topic}], orderConf=[{rules}] ")
     elif method == "put":
         if not given.get("orderConf"):
             raise ConfigurationError("please set orderConf with option -v.")
-        session.admin.put_value(ORDER_TOPICS, topic, given["orderConf"])
+        session.admin.put_kv_config(ORDER_TOPICS, topic, given["orderConf"])
         session.write(
             f"update orderConf success. topic=[{topic}], orderConf=[{given['orderConf']}]"
         )
     elif method == "delete":
-        session.admin.delete_value(ORDER_TOPICS, topic)
+        session.admin.delete_kv_config(ORDER_TOPICS, topic)
         session.write(f"delete orderConf success. topic=[{topic}]")
 
 
@@ -160,11 +159,11 @@ def topic_list(session: Session, given: Given) -> None:
     clusters = {broker: name for name, brokers in info.clusters.items() for broker in brokers}
     session.say("{:<20}  {:<48}  {:<48}".format("#Cluster Name", "#Topic", "#Consumer Group"))
     for name in names:
-        if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        if is_group_topic(name):
             continue
         cluster, groups = "", []
         try:
-            cluster = clusters.get(session.admin.known_route(name).brokers[0].broker, "")
+            cluster = clusters.get(session.admin.current_route(name).brokers[0].broker, "")
             groups = session.admin.groups_of_topic(name)
         except SluiceError:
             pass  # the topic is shown all the same
@@ -174,7 +173,7 @@ def topic_list(session: Session, given: Given) -> None:
 
 def topic_route(session: Session, given: Given) -> None:
     """Brokers and queues."""
-    route = session.admin.known_route(given["topic"])
+    route = session.admin.current_route(given["topic"])
     if "list" not in given:
         session.say(java.pretty(dict(sorted(bodies.route_object(route).items()))))
         return
@@ -200,7 +199,7 @@ def topic_route(session: Session, given: Given) -> None:
 
 def topic_status(session: Session, given: Given) -> None:
     """First and next offset of each queue, and when it was written to."""
-    session.admin.known_route(given["topic"])
+    session.admin.current_route(given["topic"])
     stats = session.admin.topic_stats(given["topic"])
     session.say(
         _STATUS.format("#Broker Name", "#QID", "#Min Offset", "#Max Offset", "#Last Updated")
@@ -218,7 +217,7 @@ def topic_status(session: Session, given: Given) -> None:
 
 def topic_cluster_list(session: Session, given: Given) -> None:
     """The clusters that have it."""
-    names = set(read_addresses(session.admin.known_route(given["topic"])))
+    names = set(find_read_addresses(session.admin.current_route(given["topic"])))
     for cluster, brokers in session.admin.cluster_info().clusters.items():
         if names.intersection(brokers):
             session.say(cluster)
@@ -227,7 +226,7 @@ def topic_cluster_list(session: Session, given: Given) -> None:
 def allocate_mq(session: Session, given: Given) -> None:
     """How consumers at these addresses would share the queues."""
     topic, members = given["topic"], given["ipList"].split(",")
-    queues = read_queues(topic, session.admin.known_route(topic))
+    queues = read_queues(topic, session.admin.current_route(topic))
     shares = {
         one: list(map(queue_object, allocate_average(one, queues, members))) for one in members
     }

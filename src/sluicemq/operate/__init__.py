@@ -1,1 +1,1 @@
-"""What operators use: doctor, mqadmin, assistants' tools."""
+"""Tools for operators: doctor, the MCP server, and the export of traces as spans."""

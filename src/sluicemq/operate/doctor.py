@@ -1,12 +1,15 @@
-"""The walk: name server -> route -> broker -> store -> group -> client, and what of it is evidence.
+"""Diagnose a cluster: collect facts from its servers and clients, and judge them.
 
-Each stage asks only whom the one before it has reached. Nothing is changed by it: topics and groups
-are asked about only where they are known (a broker may create what it is asked for), and whether an
-account may send is asked with a queue that no topic has, which brokers refuse after its rights
-(spec/config.md). So it works against RocketMQ too; what that cannot tell is said to be unseen.
+The walk goes from the name servers to the brokers, their stores, the group and its clients. Each
+stage asks only servers that an earlier stage reached. Nothing in the cluster is changed:
 
-The time of a broker is `bootTimestamp` and `runtime` of its counters (spec/admin.md §3): the moment
-at which its store was opened, and for how many seconds it has been open.
+- Topics and groups are asked about only where they are known, because a broker may create a topic
+  that it is asked about.
+- Whether an account may send is asked with a queue that no topic has. Brokers check permissions
+  before they refuse such a queue (spec/config.md).
+
+All requests but a few are RocketMQ's own, so this works with RocketMQ clusters, too. A fact that
+could not be learned is reported as unseen.
 """
 
 import re
@@ -14,12 +17,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, ParamSpec, TypeVar
 
+from sluicemq.client.admin.diagnose.cluster_facts import (
+    UNSUPPORTED,
+    BrokerFacts,
+    ClusterFacts,
+    MessageSearch,
+    NameServerFacts,
+    brokers_without_master,
+)
+from sluicemq.client.admin.diagnose.cluster_rules import RETRIES_MIN
+from sluicemq.client.admin.diagnose.findings import Fate, Finding, GroupExplained
+from sluicemq.client.admin.diagnose.group_facts import FilterFacts, GroupFacts, MemberFacts
+from sluicemq.client.admin.diagnose.table import diagnose_cluster
 from sluicemq.client.admin.groups import ConsumerClient
 from sluicemq.client.admin.messages import read_range
-from sluicemq.client.admin.rules import Fate
 from sluicemq.client.core import requests
-from sluicemq.client.core.messages import Outgoing
-from sluicemq.client.core.names import signed
+from sluicemq.client.core.messages import OutgoingMessage
+from sluicemq.client.core.names import sign_request
 from sluicemq.client.sync.admin import Admin
 from sluicemq.config.load import parse_properties
 from sluicemq.errors import (
@@ -32,9 +46,10 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.filter.subscriptions import is_tag_kind, subscribe
-from sluicemq.model.ids import unique_time_ms
+from sluicemq.model.ids import unique_id_time_ms
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
+from sluicemq.model.system_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.model.topic import (
     DEFAULT_TOPIC,
     DLQ_PREFIX,
@@ -44,19 +59,7 @@ from sluicemq.model.topic import (
     TopicRoute,
     pop_origin,
 )
-from sluicemq.net.probe import listens, probe
-from sluicemq.operate.causes import RETRIES, Named, decide
-from sluicemq.operate.evidence import (
-    UNSUPPORTED,
-    BrokerSeen,
-    Evidence,
-    FilterSeen,
-    GroupSeen,
-    MemberSeen,
-    MessageSeen,
-    NameServerSeen,
-    without_master,
-)
+from sluicemq.net.probe import probe, probe_connection
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command
@@ -64,35 +67,46 @@ from sluicemq.wire.frames import Command
 P = ParamSpec("P")
 T = TypeVar("T")
 MEMBERS_MAX: Final = 16
+"""The maximum number of members of a group that are asked about themselves."""
 ROWS_MAX: Final = 10_000
-"""So many of the newest messages of a topic a filter is tried on."""
-TAIL: Final = 64
+"""The number of newest messages of a topic on which a filter is tried."""
+RETRIES_READ_MAX: Final = 64
+"""The number of newest messages that are read of each queue of a retry topic."""
+RETRIES_EXPLAINED_MAX: Final = 8
 NO_QUEUE: Final = 999_999
+"""A queue number that no topic has."""
 _SENDER: Final = "sluice-doctor"
-_NOTHING: Final = Outgoing("", b"-", "", "", 0, 0, True)
+_EMPTY_MESSAGE: Final = OutgoingMessage("", b"-", "", "", 0, 0, True)
 _NO_ANSWER: Final = int(ResponseCode.CONSUME_MSG_TIMEOUT)
-_ADMIN: Final = "Need admin permission"
+_ADMIN_ONLY: Final = "Need admin permission"
 _DENIED: Final = "no permission to access"
-"""RocketMQ 5's users: code 16, which closed topics and brokers have as well."""
+"""The remark with which RocketMQ 5 denies a user a request, under the same code (16) with which it
+reports closed topics and brokers."""
 WAITING_TOPICS: Final = {
-    "SCHEDULE_TOPIC_XXXX": "delayed",
-    "rmq_sys_wheel_timer": "delayed",
-    "RMQ_SYS_TRANS_HALF_TOPIC": "half",
+    SCHEDULE_TOPIC: "delayed",
+    TIMER_TOPIC: "delayed",
+    HALF_TOPIC: "half",
 }
-_RUNTIME: Final = re.compile(r"(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds")
+"""System topic -> why a message waits in it."""
+_UPTIME: Final = re.compile(r"(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds")
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """`cause`: the one; `also`: what holds besides; `notes`: worth knowing, nothing wrong."""
+    """What is wrong with a cluster, and the facts from which that was concluded.
 
-    evidence: Evidence
-    cause: Named | None
-    also: tuple[Named, ...]
-    notes: tuple[Named, ...]
+    `cause` is the most important problem, None if the cluster is healthy. `also` are the other
+    problems, and `notes` are findings that an operator should know although nothing is wrong.
+    """
+
+    facts: ClusterFacts
+    cause: Finding | None
+    also: tuple[Finding, ...]
+    notes: tuple[Finding, ...]
 
     @property
     def is_healthy(self) -> bool:
+        """Whether no problem was found."""
         return self.cause is None
 
 
@@ -102,282 +116,343 @@ def diagnose(
     topic: str | None = None,
     group: str | None = None,
     message_id: str | None = None,
-    type: str | None = None,  # noqa: A002 - what RocketMQ calls it
+    type: str | None = None,  # noqa: A002 - RocketMQ's name for it
     brokers: Iterable[str] = (),
 ) -> Diagnosis:
-    """Why the cluster, a topic, a group or a message is not as it should be.
+    """Return what is wrong with a cluster, or with one of its topics, groups or messages.
 
-    `type` is what producers send to the topic (normal, fifo, delay, transaction); `brokers` are
-    addresses to be asked besides those that are registered. Whatever is wrong is told, not raised.
+    `type` is the type of the messages that producers send to the topic: normal, fifo, delay or
+    transaction. `brokers` are addresses of brokers to ask in addition to those that are registered.
+    A server that cannot be reached, or that refuses a request, is reported and raises no error.
     """
     walk = Walk(admin, topic)
-    names = walk.name_servers()
-    seen = walk.brokers(names, brokers)
-    is_reached = any(one.is_up for one in names)
-    known: list[str] = []
-    message: MessageSeen | None = None
-    about: GroupSeen | None = None
-    if not is_reached:
+    name_servers = walk.name_servers()
+    seen = walk.brokers(name_servers, brokers)
+    facts = ClusterFacts(0, topic, type, name_servers)
+    if not any(server.is_up for server in name_servers):
         walk.unseen.append("brokers, topics and groups: no name server answers.")
-    elif not any(one.is_up for one in seen):
+    elif not any(broker.is_up for broker in seen):
         walk.unseen.append("topics and groups: no broker answers.")
     else:
-        known = walk.look("the topics", admin.topics) or []
+        topics = walk.ask_admin("the topics", admin.topics) or []
         seen = walk.replicas(seen)
-        if topic is not None and any(one.knows for one in names):
-            walk.rights(topic, group, seen)
+        if topic is not None and any(server.has_route for server in name_servers):
+            walk.check_permissions(topic, group, seen)
         if message_id is not None:
-            message = walk.message(message_id, topic, group, seen)
+            facts = replace(facts, message=walk.message(message_id, topic, group, seen))
         if group is not None:
-            about = walk.group(group, seen)
-    evidence = Evidence(
-        admin.clock.now_ms(), topic, type, names, seen, tuple(walk.denied), about, message,
-        tuple(walk.unseen),
-    )  # fmt: skip
-    found = decide(evidence, known)
-    wrong = [one for one in found if not one.is_note]
-    notes = tuple(one for one in found if one.is_note)
-    return Diagnosis(evidence, wrong[0] if wrong else None, tuple(wrong[1:]), notes)
+            group_facts, explained = walk.group(group, seen)
+            facts = replace(facts, group=group_facts, explained_group=explained)
+        facts = replace(facts, known_topics=topics)
+    facts = replace(
+        facts,
+        now_ms=admin.clock.now_ms(),
+        brokers=seen,
+        denied=tuple(walk.denied),
+        unseen=tuple(walk.unseen),
+    )
+    findings = diagnose_cluster(facts)
+    problems = [one for one in findings if not one.is_note]
+    notes = tuple(one for one in findings if one.is_note)
+    return Diagnosis(facts, problems[0] if problems else None, tuple(problems[1:]), notes)
 
 
 @dataclass(slots=True)
 class Walk:
-    """One walk: who asks, what was refused, and what could not be seen."""
+    """One walk through a cluster on behalf of one account.
+
+    `topic` is the topic that is diagnosed, None without one. `denied` collects the refusals as
+    (address, remark), and `unseen` a sentence for each fact that could not be learned.
+    """
 
     admin: Admin
     topic: str | None
     denied: list[tuple[str, str]] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
 
-    def look(
+    # -------------------------------------------------------------------- asking servers
+
+    def ask_admin(
         self, what: str, question: Callable[P, T], *args: P.args, **named: P.kwargs
     ) -> T | None:
-        """The answer, or None: then it is refused, or unseen."""
+        """Call a function of `admin` and return its result.
+
+        Return None if it raises an error, which is added to `denied` or `unseen`. `what` describes
+        the fact that is asked for.
+        """
         try:
             return question(*args, **named)
         except PermissionDeniedError as error:
-            self.refuse(error.address or what, error.remark, what)
+            self.add_refusal(error.address or what, error.remark, what)
         except SluiceError as error:
             self.unseen.append(f"{what}: {error.fact}.")
         return None
 
-    def refuse(self, address: str, remark: str, what: str) -> None:
-        """A refusal. What only an administrator may ask is unseen: a client does not need it."""
-        if _ADMIN in remark:
+    def add_refusal(self, address: str, remark: str, what: str) -> None:
+        """Record that the server at `address` refused a request for `what`.
+
+        Clients do not need requests that only administrators may send. Their refusal is recorded in
+        `unseen`, not in `denied`.
+        """
+        if _ADMIN_ONLY in remark:
             self.unseen.append(f"{what}: {remark}.")
         else:
             self.denied.append((address, remark))
 
     def ask(self, address: str, command: Command, what: str) -> Command | None:
-        """An answer that succeeds; else None, and what was said is kept."""
-        answer = self.look(what, self.admin.call, address, command)
+        """Send a request and return the response if it succeeds.
+
+        Return None otherwise, and record why, unless the topic or group does not exist.
+        """
+        answer = self.ask_admin(what, self.admin.call, address, command)
         if answer is None or answer.code == requests.SUCCESS:
             return answer
         error = requests.request_error(answer, address)
-        if isinstance(error, PermissionDeniedError) or requests.is_refused(answer):
-            self.refuse(address, error.remark, what)
+        if isinstance(error, PermissionDeniedError) or requests.is_access_denied(answer):
+            self.add_refusal(address, error.remark, what)
         elif answer.code not in (requests.TOPIC_NOT_EXIST, requests.GROUP_NOT_EXIST):
             self.unseen.append(f"{what}: {error.fact}.")
         return None
 
-    def probed(self, address: str, command: Command) -> tuple[dict[str, Any], Command | None]:
-        """What is met at an address, as the first fields of a server that was seen."""
-        met = probe(address, signed(command, self.admin.credentials), self.admin.tls)
-        answer = met.answer
-        values: dict[str, Any] = {"address": address, "reach": met.reach, "detail": met.detail}
-        if answer is not None and answer.code and _ADMIN in (answer.remark or ""):
-            self.unseen.append(f"{address}: {answer.remark}.")
-        elif answer is not None and answer.code:
-            values |= {"code": answer.code, "remark": answer.remark or ""}
+    def probe(self, address: str, command: Command) -> tuple[dict[str, Any], Command | None]:
+        """Find out what answers at an address.
+
+        Returns (the fields of `ServerFacts`, the response if the request succeeded).
+        """
+        met = probe(address, sign_request(command, self.admin.credentials), self.admin.tls)
+        answer = met.response
+        values: dict[str, Any] = {
+            "address": address,
+            "reach": met.reachability,
+            "detail": met.detail,
+        }
+        if answer is None or not answer.code:
+            return values, answer
+        remark = answer.remark or ""
+        if _ADMIN_ONLY in remark:
+            self.unseen.append(f"{address}: {remark}.")
+        else:
+            values |= {"code": answer.code, "remark": remark}
             if answer.code != UNSUPPORTED:
-                self.refuse(address, answer.remark or "", address)
-        return values, answer if answer is not None and not answer.code else None
+                self.add_refusal(address, remark, address)
+        return values, None
 
-    # ------------------------------------------------------------------------ name servers
+    # ---------------------------------------------------------------------- name servers
 
-    def name_servers(self) -> list[NameServerSeen]:
-        """Each one that was given, for itself."""
+    def name_servers(self) -> list[NameServerFacts]:
+        """Return the facts about each name server of the client."""
         found = []
         for address in self.admin.name_servers:
-            values, answer = self.probed(address, requests.cluster_info())
-            one = NameServerSeen(**values)
+            values, answer = self.probe(address, requests.cluster_info())
+            server = NameServerFacts(**values)
             if answer is not None:
-                one = replace(one, cluster=bodies.decode_cluster_info(answer.body))
+                server = replace(server, cluster=bodies.decode_cluster_info(answer.body))
                 if self.topic is not None:
                     route = self.route(address, self.topic)
-                    creates = self.route(address, DEFAULT_TOPIC) is not None
-                    one = replace(one, route=route, knows=route is not None, creates=creates)
-            found.append(one)
+                    creates_topics = self.route(address, DEFAULT_TOPIC) is not None
+                    server = replace(
+                        server,
+                        route=route,
+                        has_route=route is not None,
+                        creates_topics=creates_topics,
+                    )
+            found.append(server)
         return found
 
     def route(self, address: str, topic: str) -> TopicRoute | None:
+        """Return the route that a name server has of a topic, None if it has none."""
         answer = self.ask(address, requests.route(topic), f"the route of {topic} at {address}")
         return None if answer is None else bodies.decode_topic_route(answer.body)
 
-    # ----------------------------------------------------------------------------- brokers
+    # --------------------------------------------------------------------------- brokers
 
-    def brokers(self, names: Iterable[NameServerSeen], given: Iterable[str]) -> list[BrokerSeen]:
-        """Every replica that a name server knows, and those that were given."""
-        places: dict[tuple[str, str], tuple[str, int]] = {}
-        for server in names:
+    def brokers(
+        self, name_servers: Iterable[NameServerFacts], given: Iterable[str]
+    ) -> list[BrokerFacts]:
+        """Return the facts about every replica that is registered or at an address in `given`."""
+        replicas: dict[tuple[str, str], tuple[str, int]] = {}
+        for server in name_servers:
             for data in server.cluster.brokers.values() if server.cluster else ():
                 for broker_id, address in data.addresses.items():
-                    places[data.broker, address] = data.cluster, broker_id
-        places |= {("", address): ("", MASTER_ID) for address in given}
-        found = [self.broker(*key, *value) for key, value in sorted(places.items())]
-        ends = {
-            one.name: one.number("commitLogMaxOffset")
-            for one in found
-            if one.id == MASTER_ID and one.is_up
-        }
-        return [
-            replace(one, behind_bytes=int(ends[one.name] - one.number("commitLogMaxOffset")))
-            if one.id != MASTER_ID and one.is_up and one.name in ends
-            else one
-            for one in found
-        ]
+                    replicas[data.broker, address] = data.cluster, broker_id
+        replicas |= {("", address): ("", MASTER_ID) for address in given}
+        found = [self.broker(*key, *value) for key, value in sorted(replicas.items())]
 
-    def broker(self, name: str, address: str, cluster: str, broker_id: int) -> BrokerSeen:
+        log_ends = {
+            broker.name: broker.number("commitLogMaxOffset")
+            for broker in found
+            if broker.is_master and broker.is_up
+        }
+        return [_with_lag(broker, log_ends) for broker in found]
+
+    def broker(self, name: str, address: str, cluster: str, broker_id: int) -> BrokerFacts:
+        """Return the facts about the replica at one address."""
         clock = self.admin.clock
         began_ms = clock.now_ms()
-        values, answer = self.probed(address, requests.runtime_info())
-        one = BrokerSeen(**values, name=name, cluster=cluster, id=broker_id)
-        if not one.is_up:
-            return one
+        values, answer = self.probe(address, requests.runtime_info())
+        broker = BrokerFacts(**values, name=name, cluster=cluster, id=broker_id)
+        if not broker.is_up:
+            return broker
+
         if answer is not None:
             middle_ms = (began_ms + clock.now_ms()) // 2
-            table = bodies.decode_kv_table(answer.body)
-            one = replace(one, runtime=table, skew_ms=skew_ms(table, middle_ms))
-        what = f"the settings of {name or address}"
-        told = self.ask(address, requests.request(RequestCode.GET_BROKER_CONFIG), what)
-        if told is not None:
-            one = replace(one, config=parse_properties(bytes(told.body).decode(errors="replace")))
-        host, _, port = address.rpartition(":")
-        vip = listens(f"{host}:{int(port) - 2}").reach
-        one = replace(one, vip=vip)
-        if self.topic is not None and not one.is_other:
-            command = requests.topic_config(topic=self.topic, logical=True)
-            told = self.ask(address, command, f"{self.topic} at {name or address}")
-            if told is not None:
-                one = replace(one, topic=tables.decode_topic_config(told.body))
-        return one
+            counters = bodies.decode_kv_table(answer.body)
+            ahead_ms = clock_ahead_ms(counters, middle_ms)
+            broker = replace(broker, runtime=counters, clock_ahead_ms=ahead_ms)
 
-    def replicas(self, seen: list[BrokerSeen]) -> list[BrokerSeen]:
-        """With what brokers of ours tell of their replicas."""
-        rows = self.look("replicas", self.admin.replicas) or []
-        known = {(row["broker"], row["id"]): row for row in rows}
-        sizes = {
+        what = f"the settings of {name or address}"
+        answer = self.ask(address, requests.make_request(RequestCode.GET_BROKER_CONFIG), what)
+        if answer is not None:
+            text = bytes(answer.body).decode(errors="replace")
+            broker = replace(broker, config=parse_properties(text))
+
+        host, _, port = address.rpartition(":")
+        broker = replace(broker, vip_reach=probe_connection(f"{host}:{int(port) - 2}").reachability)
+        if self.topic is not None and not broker.is_other_broker:
+            command = requests.topic_config(topic=self.topic, logical=True)
+            answer = self.ask(address, command, f"{self.topic} at {name or address}")
+            if answer is not None:
+                broker = replace(broker, topic=tables.decode_topic_config(answer.body))
+        return broker
+
+    def replicas(self, brokers: list[BrokerFacts]) -> list[BrokerFacts]:
+        """Return the brokers with what they report about their replication."""
+        rows = self.ask_admin("replicas", self.admin.replicas) or []
+        rows_by_id = {(row["broker"], row["id"]): row for row in rows}
+        in_sync_sizes = {
             row["broker"]: len(row["said"]["inSync"])
             for row in rows
             if row["said"] and row["said"].get("inSync") and row["role"] == "master"
         }
         found = []
-        for one in seen:
-            row = known.pop((one.name, one.id), None)
-            told = {} if row is None else {name: row[name] for name in ("inSync", "role", "state")}
-            linked = self.linked(one)
-            size = sizes.get(one.name, linked.pop("inSyncSize", None))
-            found.append(replace(one, replica=told | linked | {"inSyncSize": size}))
+        for broker in brokers:
+            row = rows_by_id.pop((broker.name, broker.id), None)
+            status = (
+                {} if row is None else {name: row[name] for name in ("inSync", "role", "state")}
+            )
+            connection = self.replication_status(broker)
+            size = in_sync_sizes.get(broker.name, connection.pop("inSyncSize", None))
+            found.append(replace(broker, replica=status | connection | {"inSyncSize": size}))
         return found
 
-    def linked(self, one: BrokerSeen) -> dict[str, Any]:
-        """What a replica says of its connections (907): how many replicas are in sync, or where its
-        master is and whether it follows it. Nothing of RocketMQ 4.9, and of who is alone."""
-        if not one.is_up or (one.id == MASTER_ID and not one.is_sync_master):
+    def replication_status(self, broker: BrokerFacts) -> dict[str, Any]:
+        """Return what a replica reports about its replication connections (907).
+
+        For a master that is `inSyncSize`; for a slave `isLinked`, whether it is connected to its
+        master, and `master`, the address. Return {} for a single broker and for RocketMQ 4.9.
+        """
+        if not broker.is_up or (broker.is_master and not broker.is_sync_master):
             return {}
         try:
-            told = self.admin.replication_status(one.address)
+            status = self.admin.replication_status(broker.address)
         except SluiceError:
             return {}
-        if told["master"]:
-            return {"inSyncSize": 1 + told["inSyncSlaveNums"]}
-        client = told["haClientRuntimeInfo"]
+        if status["master"]:
+            return {"inSyncSize": 1 + status["inSyncSlaveNums"]}
+        client = status["haClientRuntimeInfo"]
         return {"isLinked": client["isActivated"], "master": client["masterAddr"] or "unknown"}
 
-    # ------------------------------------------------------------------------------ rights
+    # ----------------------------------------------------------------------- permissions
 
-    def rights(self, topic: str, group: str | None, seen: Iterable[BrokerSeen]) -> None:
-        """May this account send to the topic, and read it? Asked of each broker that has it; a
-        request for a queue that is none ends behind the check of rights. A broker whose own table
-        has not the group is not asked for it: it may create what somebody pulls with."""
-        for one in seen:
-            if self.admin.credentials is None or one.topic is None or one.id != MASTER_ID:
+    def check_permissions(
+        self, topic: str, group: str | None, brokers: Iterable[BrokerFacts]
+    ) -> None:
+        """Record in `denied` whether the account may not send to the topic, or not read it.
+
+        Each master that has the topic is asked with a queue that does not exist, so that nothing is
+        stored or read. A broker that does not have the group is not asked about reading, because it
+        may create the group of a pull.
+        """
+        for broker in brokers:
+            if self.admin.credentials is None or broker.topic is None or not broker.is_master:
                 continue
-            queue = MessageQueue(topic, one.name, NO_QUEUE)
-            asked = [requests.send(_SENDER, queue, _NOTHING, self.admin.clock.now_ms())]
-            what = f"the groups of {one.name}"
-            table = self.look(what, self.admin.group_table, one.address) if group else None
-            if group is not None and table is not None and group in table.groups:
-                asked.append(requests.pull(group, queue, 0, subscription=subscribe(topic, None)))
-            for command in asked:
-                answer = self.look("rights", self.admin.call, one.address, command)
+            queue = MessageQueue(topic, broker.name, NO_QUEUE)
+            now_ms = self.admin.clock.now_ms()
+            commands = [requests.send(_SENDER, queue, _EMPTY_MESSAGE, now_ms)]
+            if group is not None:
+                what = f"the groups of {broker.name}"
+                table = self.ask_admin(what, self.admin.group_table, broker.address)
+                if table is not None and group in table.groups:
+                    everything = subscribe(topic, None)
+                    commands.append(requests.pull(group, queue, 0, subscription=everything))
+            for command in commands:
+                answer = self.ask_admin("rights", self.admin.call, broker.address, command)
                 remark = (answer and answer.remark) or ""
-                if answer is not None and (requests.is_refused(answer) or _DENIED in remark):
-                    self.denied.append((one.address, remark))
+                if answer is not None and (requests.is_access_denied(answer) or _DENIED in remark):
+                    self.denied.append((broker.address, remark))
 
-    # ------------------------------------------------------------------------------- group
+    # ----------------------------------------------------------------------------- group
 
-    def group(self, name: str, seen: Iterable[BrokerSeen]) -> GroupSeen | None:
-        """Its settings and members, what explain finds, and what it has before it. None: who may
-        know it does not answer."""
+    def group(
+        self, name: str, brokers: Iterable[BrokerFacts]
+    ) -> tuple[GroupFacts | None, GroupExplained | None]:
+        """Return the facts about a group, and what `explain_group` finds.
+
+        Both are None if no broker that answers knows the group, and another one may know it.
+        """
         admin = self.admin
-        configs = self.look("the groups", admin.groups) or {}
-        if name not in configs and (gone := without_master(seen)):
-            self.unseen.append(f"the group {name}: no master of {', '.join(gone)} answers.")
-            return None
-        about = GroupSeen(name, configs.get(name))
-        explained = self.look(f"the group {name}", admin.explain_group, name)
-        about = replace(about, explained=explained)
-        if about.config is None:
-            return about
-        clients = self.look(f"the members of {name}", admin.consumers, name) or []
-        contracts = self.look(f"the contract of {name}", admin.contract, name) or []
-        dead = self.dead_letters(name)
-        return replace(
-            about,
-            lags=self.look(f"the lag of {name}", admin.lag, name) or (),
-            progress=self.look(f"the progress of {name}", admin.progress, name) or (),
-            members=[self.member(name, client) for client in clients[:MEMBERS_MAX]],
-            models=frozenset(one.message_model for one in clients),
-            dead=sum(one.offset_max - one.offset_min for one in dead),
-            dead_time_ms=max((one.last_time_ms for one in dead), default=0),
-            retried=self.retried(name),
-            filters=self.filters(name, has_lanes=any(len(one.lanes) > 1 for one in contracts)),
-            pops=frozenset(topic for one in contracts for topic in one.pops),
-        )
+        configs = self.ask_admin("the groups", admin.groups) or {}
+        if name not in configs and (down := brokers_without_master(brokers)):
+            self.unseen.append(f"the group {name}: no master of {', '.join(down)} answers.")
+            return None, None
+        explained = self.ask_admin(f"the group {name}", admin.explain_group, name)
+        facts = GroupFacts(name, configs.get(name))
+        if facts.config is None:
+            return facts, explained
 
-    def member(self, group: str, client: ConsumerClient) -> MemberSeen:
-        command = requests.running_info(group=group, client_id=client.client_id, stack_enable=False)
-        now_ms = self.admin.clock.now_ms
+        clients = self.ask_admin(f"the members of {name}", admin.consumers, name) or []
+        contracts = self.ask_admin(f"the contract of {name}", admin.contract, name) or []
+        dead_letters = self.dead_letter_queues(name)
+        has_lanes = any(len(contract.lanes) > 1 for contract in contracts)
+        facts = replace(
+            facts,
+            contracts=contracts,
+            lags=self.ask_admin(f"the lag of {name}", admin.lag, name) or (),
+            progress=self.ask_admin(f"the progress of {name}", admin.progress, name) or (),
+            members=[self.member(name, client) for client in clients[:MEMBERS_MAX]],
+            message_models=frozenset(client.message_model for client in clients),
+            dead_letter_count=sum(one.offset_max - one.offset_min for one in dead_letters),
+            dead_letter_time_ms=max((one.last_time_ms for one in dead_letters), default=0),
+            failed_messages=self.failed_messages(name),
+            filters=[] if has_lanes else self.filters(name),
+        )
+        return facts, explained
+
+    def member(self, group: str, client: ConsumerClient) -> MemberFacts:
+        """Return what a member reports about itself, and whether it answers."""
+        client_id = client.client_id
+        command = requests.running_info(group=group, client_id=client_id, stack_enable=False)
         try:
             answer = self.admin.call(client.broker_address, command)
             if answer.code != requests.SUCCESS:
-                is_late = answer.code == _NO_ANSWER
-                return MemberSeen(client.client_id, None, is_late)
+                return MemberFacts(client_id, is_mute=answer.code == _NO_ANSWER)
             info = bodies.decode_running_info(answer.body)
         except RequestTimeoutError:
-            return MemberSeen(client.client_id, None, True)
+            return MemberFacts(client_id, is_mute=True)
         except (SluiceError, ProtocolError) as error:
-            self.unseen.append(f"what {client.client_id} does: {error.fact}.")
-            return MemberSeen(client.client_id)
+            self.unseen.append(f"what {client_id} does: {error.fact}.")
+            return MemberFacts(client_id)
         pulled_ms = max((queue.last_pull_ms for queue in info.queues.values()), default=0)
-        model = info.properties.get("messageModel", "")
-        ahead_ms = max(0, pulled_ms - now_ms())
-        return MemberSeen(client.client_id, info, False, model, ahead_ms)
+        ahead_ms = max(0, pulled_ms - self.admin.clock.now_ms())
+        return MemberFacts.from_info(client_id, info, ahead_ms)
 
-    def dead_letters(self, group: str) -> list[bodies.QueueStats]:
-        """The queues of its dead letters; none without any."""
+    def dead_letter_queues(self, group: str) -> list[bodies.QueueStats]:
+        """Return the offsets of the queues of the group's dead-letter topic, [] without one."""
         topic = DLQ_PREFIX + group
-        if topic not in (self.look("the topics", self.admin.topics) or ()):
+        if topic not in (self.ask_admin("the topics", self.admin.topics) or ()):
             return []
-        return list((self.look(topic, self.admin.topic_offsets, topic) or {}).values())
+        return list((self.ask_admin(topic, self.admin.topic_offsets, topic) or {}).values())
 
-    def retried(self, group: str) -> dict[str, int]:
-        """Messages that have failed often and come again: those at the end of the retry topics, of
-        which a group that pops has one for each topic."""
+    def failed_messages(self, group: str) -> dict[str, int]:
+        """Return message id -> number of failed deliveries, of messages that failed repeatedly.
+
+        They failed at least `RETRIES_MIN` times and will be delivered again. The newest messages of
+        the retry topics are looked at. A group that pops has one retry topic for each topic.
+        """
         admin = self.admin
-        known = set(self.look("the topics", admin.topics) or ())
+        known = set(self.ask_admin("the topics", admin.topics) or ())
         topics = {one for one in known if pop_origin(one, group) in known - {one}}
+        topics |= known & {RETRY_PREFIX + group}
         times: dict[str, int] = {}
 
         def take(page: list[StoredMessage]) -> bool:
@@ -386,94 +461,128 @@ class Walk:
                 times[message.message_id] = count
             return True
 
-        for topic in sorted(topics | known & {RETRY_PREFIX + group}):
-            for queue, stats in (self.look(topic, admin.topic_offsets, topic) or {}).items():
-                low = max(stats.offset_min, stats.offset_max - TAIL)
-                talk = read_range(admin.directory, queue, low, stats.offset_max, take)
-                self.look(topic, admin.run, talk)
+        for topic in sorted(topics):
+            offsets = self.ask_admin(topic, admin.topic_offsets, topic) or {}
+            for queue, stats in offsets.items():
+                low = max(stats.offset_min, stats.offset_max - RETRIES_READ_MAX)
+                conversation = read_range(admin.directory, queue, low, stats.offset_max, take)
+                self.ask_admin(topic, admin.run, conversation)
+
+        repeated = [message_id for message_id, count in times.items() if count >= RETRIES_MIN]
         found = {}
-        for message_id in [one for one, count in times.items() if count >= RETRIES][: TAIL // 8]:
-            told = self.look(message_id, admin.explain_message, message_id, group=group)
-            fates = {one.fate for one in told[1]} if told is not None else set()
+        for message_id in repeated[:RETRIES_EXPLAINED_MAX]:
+            answer = self.ask_admin(message_id, admin.explain_message, message_id, group=group)
+            fates = {one.fate for one in answer[1]} if answer is not None else set()
             if fates & {Fate.RETRY, Fate.IN_FLIGHT}:
                 found[message_id] = times[message_id]
         return found
 
-    def filters(self, group: str, *, has_lanes: bool) -> list[FilterSeen]:
-        """What its filters take of the newest messages, with the conditions that none meets."""
-        if has_lanes:
-            return []
+    def filters(self, group: str) -> list[FilterFacts]:
+        """Try each filter of a group on the newest messages of its topic."""
         admin = self.admin
-        wanted: dict[str, Subscription] = {}
+        subscriptions: dict[str, Subscription] = {}
         command = requests.consumer_connections(group=group)
-        for address in (self.look("the brokers", admin.masters) or {}).values():
-            answer = self.look("subscriptions", admin.call, address, command)
+        for address in (self.ask_admin("the brokers", admin.masters) or {}).values():
+            answer = self.ask_admin("subscriptions", admin.call, address, command)
             if answer is not None and answer.code == requests.SUCCESS:
-                wanted |= bodies.decode_consumer_connections(answer.body).subscriptions
+                subscriptions |= bodies.decode_consumer_connections(answer.body).subscriptions
+
         found = []
-        for topic, one in wanted.items():
-            if one.is_everything or topic.startswith(RETRY_PREFIX):
+        for topic, subscription in subscriptions.items():
+            if subscription.is_everything or topic.startswith(RETRY_PREFIX):
                 continue
-            trials = self.look(
-                f"what the filter of {topic} takes",
-                admin.try_filter, topic, one.expression, one.kind, count_max=ROWS_MAX,
-            )  # fmt: skip
+            expression, kind = subscription.expression, subscription.kind
+            what = f"what the filter of {topic} takes"
+            trials = self.ask_admin(
+                what, admin.try_filter, topic, expression, kind, count_max=ROWS_MAX
+            )
             reports = [trial.report for trial in trials or ()]
-            none: set[str] = set()
-            for report in reports:
-                none |= {atom["text"] for atom in report["atoms"] if not atom["true"]}
-            for report in reports:
-                none -= {atom["text"] for atom in report["atoms"] if atom["true"]}
-            atoms = () if is_tag_kind(one.kind) else tuple(sorted(none))
-            rows = sum(report["rows"] for report in reports)
-            matched = sum(report["matched"] for report in reports)
-            found.append(FilterSeen(topic, one.expression, rows, matched, atoms))
+            conditions = [atom for report in reports for atom in report["atoms"]]
+            never_true = {one["text"] for one in conditions if not one["true"]}
+            never_true -= {one["text"] for one in conditions if one["true"]}
+            found.append(
+                FilterFacts(
+                    topic,
+                    expression,
+                    rows=sum(report["rows"] for report in reports),
+                    matched=sum(report["matched"] for report in reports),
+                    never_true=() if is_tag_kind(kind) else tuple(sorted(never_true)),
+                )
+            )
         return found
 
-    # ----------------------------------------------------------------------------- message
+    # --------------------------------------------------------------------------- message
 
     def message(
-        self, message_id: str, topic: str | None, group: str | None, seen: Iterable[BrokerSeen]
-    ) -> MessageSeen | None:
-        """Where it is and what became of it in the group; else where it waits. None: who may have
-        it does not answer."""
+        self,
+        message_id: str,
+        topic: str | None,
+        group: str | None,
+        brokers: Iterable[BrokerFacts],
+    ) -> MessageSearch | None:
+        """Search a message, and explain what happened to it in the group.
+
+        A message that is not stored in a topic of an application is searched in the system topics
+        in which messages wait. Return None if no broker that answers has the message, and another
+        one may have it.
+        """
         admin = self.admin
-        deleting = [one for one in seen if one.is_up and one.number("commitLogMinOffset") > 0]
-        earliest = [one.number("earliestMessageTimeStamp") for one in deleting]
-        about = MessageSeen(
-            message_id, earliest_ms=int(max(0, min(earliest, default=0))),
-            born_ms=unique_time_ms(message_id, admin.clock.now_ms()),
-        )  # fmt: skip
+        deleting = [one for one in brokers if one.is_up and one.number("commitLogMinOffset") > 0]
+        earliest = [broker.number("earliestMessageTimeStamp") for broker in deleting]
+        search = MessageSearch(
+            message_id,
+            earliest_ms=int(max(0, min(earliest, default=0))),
+            born_ms=unique_id_time_ms(message_id, admin.clock.now_ms()),
+        )
         try:
-            stored, found = admin.explain_message(message_id, group=group, topic=topic)
+            stored, explained = admin.explain_message(message_id, group=group, topic=topic)
         except MessageNotFoundError:
-            if gone := without_master(seen):
+            if down := brokers_without_master(brokers):
                 what = f"the message {message_id}"
-                self.unseen.append(f"{what}: no master of {', '.join(gone)} answers.")
+                self.unseen.append(f"{what}: no master of {', '.join(down)} answers.")
                 return None
-            for name, waiting in WAITING_TOPICS.items():
-                try:
-                    one = admin.message_by_id(message_id, topic=name)
-                except (MessageNotFoundError, RequestError, ConfigurationError):
-                    continue
-                return replace(about, stored=one, waiting=waiting)
-            return about
+            return self.waiting_message(search)
         except SluiceError as error:
             self.unseen.append(f"the message {message_id}: {error.fact}.")
-            return about
-        waiting = WAITING_TOPICS.get(stored.message.topic, "")
+            return search
         return replace(
-            about, stored=stored.message, offset_min=stored.offset_min, explained=found,
-            waiting=waiting,
-        )  # fmt: skip
+            search,
+            stored=stored.message,
+            offset_min=stored.offset_min,
+            explained=explained,
+            waiting=WAITING_TOPICS.get(stored.message.topic, ""),
+        )
+
+    def waiting_message(self, search: MessageSearch) -> MessageSearch:
+        """Return the search with the message if it waits in a system topic."""
+        for topic, waiting in WAITING_TOPICS.items():
+            try:
+                message = self.admin.message_by_id(search.message_id, topic=topic)
+            except (MessageNotFoundError, RequestError, ConfigurationError):
+                continue
+            return replace(search, stored=message, waiting=waiting)
+        return search
 
 
-def skew_ms(table: dict[str, str], now_ms: int) -> int | None:
-    """By how much a broker's clock is ahead of ours, to half a second; None: it does not tell."""
-    ran = _RUNTIME.search(table.get("runtime", ""))
-    boot = table.get("bootTimestamp", "")
-    if ran is None or not boot.isdigit():
+def _with_lag(broker: BrokerFacts, log_ends: dict[str, float]) -> BrokerFacts:
+    """Return a slave with its lag behind the end of its master's log; other brokers unchanged."""
+    if broker.is_master or not broker.is_up or broker.name not in log_ends:
+        return broker
+    lag_bytes = int(log_ends[broker.name] - broker.number("commitLogMaxOffset"))
+    return replace(broker, lag_bytes=lag_bytes)
+
+
+def clock_ahead_ms(counters: dict[str, str], now_ms: int) -> int | None:
+    """Return by how much a broker's clock is ahead of this machine's, exact to half a second.
+
+    The counters `bootTimestamp` and `runtime` are the time at which the broker opened its store,
+    and for how long it has been open (spec/admin.md §3). Return None if the broker does not report
+    them.
+    """
+    uptime = _UPTIME.search(counters.get("runtime", ""))
+    boot = counters.get("bootTimestamp", "")
+    if uptime is None or not boot.isdigit():
         return None
-    days, hours, minutes, seconds = map(int, ran.groups())
+    days, hours, minutes, seconds = map(int, uptime.groups())
     open_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     return int(boot) + open_s * 1000 + 500 - now_ms

@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sluicemq.client.admin.explain import GroupSubscriptions
 from sluicemq.client.admin.groups import QueueLag
+from sluicemq.client.admin.subscriptions import GroupSubscriptions
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (
@@ -40,7 +40,7 @@ from sluicemq.files import SYSTEM_FILES, replace_text
 from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind
 from sluicemq.model.ids import tag_code
 from sluicemq.model.subscription import Subscription
-from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
+from sluicemq.model.system_names import is_group_topic, is_system_group
 from sluicemq.pipelines.ready import (
     DURATION,
     FLAG,
@@ -60,11 +60,6 @@ from sluicemq.spark.sources.offsets import open_admin
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
-SYSTEM_PREFIXES: Final = (
-    "CID_ONS", "CID_RMQ_SYS_", "CID_SYS_", "CID_DefaultHeartBeatSyncerTopic", "FILTERSRV_CONSUMER",
-    "SELF_TEST_", "TOOLS_CONSUMER", "__MONITOR_", "LOCK_CONSUMER",
-)  # fmt: skip
-"""Groups of the system itself."""
 EXPRESSIONS_MAX: Final = 60
 """Bits of a bigint; a topic with more expressions is judged by the first ones, and that is said."""
 COMBINATIONS_MAX: Final = 20_000
@@ -75,7 +70,7 @@ COMBINATIONS_MAX: Final = 20_000
 
 def known_groups(admin: Admin) -> list[str]:
     """Every consumer group that any master knows, without the system's."""
-    return sorted(name for name in admin.groups() if not name.startswith(SYSTEM_PREFIXES))
+    return sorted(name for name in admin.groups() if not is_system_group(name))
 
 
 def subscriptions_of(admin: Admin, groups: Iterable[str]) -> list[GroupSubscriptions]:
@@ -360,12 +355,14 @@ class Audit:
         self.messages += seen.messages
         if not seen.is_whole:
             self.not_known.append(f"{topic} has too many tags: the rarest are left out.")
-        losses = [loss(seen, one.group, one.said(topic)) for one in known if topic in one.topics]
+        losses = [
+            loss(seen, one.group, one.by_member(topic)) for one in known if topic in one.topics
+        ]
         self.unequal += [one for one in losses if one is not None]
         self.collisions += collisions(seen)
         self.failing += failing(seen)
         unwanted = unwanted_tags(seen)
-        silent = [one.group for one in readers if not one.wanted(topic)]
+        silent = [one.group for one in readers if not one.all_of(topic)]
         if unwanted and silent:
             self.not_known.append(
                 f"whether {', '.join(silent)} take tags of {topic} that nobody else takes: away, "
@@ -456,7 +453,7 @@ def audit(
         lags = _lags(admin, known)
         read = {topic for one in known for topic in one.topics} | {one.topic for one in lags}
         named = sorted(topics or (
-            name for name in read if not name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+            name for name in read if not is_group_topic(name)
         ))  # fmt: skip
         # Whoever reads a topic matters for its tags, also groups that were not asked about.
         everyone = known if not groups else subscriptions_of(admin, known_groups(admin))
@@ -482,7 +479,7 @@ def audit(
         if stopping():
             break
         say(f"looking at {topic}")
-        wanted = {(s.kind, s.expression): s for one in those for s in one.wanted(topic)}
+        wanted = {(s.kind, s.expression): s for one in those for s in one.all_of(topic)}
         expressions = [wanted[key] for key in sorted(wanted)]
         seen = history(spark, connection, topic, expressions, begin_ms)
         found.judge(seen, known, those, len(expressions))

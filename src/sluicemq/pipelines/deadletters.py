@@ -31,17 +31,16 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from sluicemq.client.admin.letters import (
+from sluicemq.client.admin.dead_letters import (
     FILTERED,
     INVALID,
     ORIGIN_IDS,
     ORIGIN_TOPICS,
-    Judge,
-    cause_of,
-    no_letters,
+    ReplayJudge,
+    failure_reason,
+    no_dead_letters,
     replay_id,
-    undecodable_cause,
-    wanted_of,
+    undecodable_reason,
 )
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
@@ -77,8 +76,8 @@ from sluicemq.pipelines.ready import (
     write_step,
 )
 from sluicemq.spark.options import parse_options
-from sluicemq.spark.schema import ERROR, RAW
-from sluicemq.spark.sources.offsets import Bounds, open_admin, queue_bounds, to_table
+from sluicemq.spark.schema import BAD_BODY_RAW, ERROR_NAME
+from sluicemq.spark.sources.offsets import Bounds, fetch_bounds, offsets_to_table, open_admin
 
 CLUSTERS, CHECK, REPLAY = "clusters", "check", "replay"
 JSON_LINES, PARQUET = "jsonl", "parquet"
@@ -95,7 +94,7 @@ _SETTINGS: Final = ("group", "where", "edit", "to", "filter_sql", "filter_tags",
                     "delivery", "report")  # fmt: skip
 _SOURCE_COLUMNS: Final = (
     "topic,broker,queue_id,queue_offset,msg_id,keys,tags,properties,body,born_time,store_time,"
-    "reconsume_times," + ERROR
+    "reconsume_times," + ERROR_NAME
 )
 _REPORT_SCHEMA: Final = (
     "id string, origin struct<topic:string, broker:string, queue_id:int, queue_offset:bigint,"
@@ -130,9 +129,9 @@ def read_report(spark: Any, state: str) -> Any:
 
 def _bounds(admin: Admin, group: str) -> Bounds:
     try:
-        return queue_bounds(admin, [DLQ_PREFIX + group])
+        return fetch_bounds(admin, [DLQ_PREFIX + group])
     except RouteNotFoundError:
-        raise no_letters(group) from None
+        raise no_dead_letters(group) from None
 
 
 def _letters(spark: Any, connection: Mapping[str, str], group: str, bounds: Bounds) -> Any:
@@ -140,21 +139,21 @@ def _letters(spark: Any, connection: Mapping[str, str], group: str, bounds: Boun
     ends = {queue: high for queue, (_, high) in bounds.items()}
     rows = load_messages(
         spark, connection, topic=DLQ_PREFIX + group, columns=_SOURCE_COLUMNS, properties="all",
-        badBody=RAW,
-        startingOffsets=json.dumps(to_table(starts, several=False)),
-        endingOffsets=json.dumps(to_table(ends, several=False)),
+        badBody=BAD_BODY_RAW,
+        startingOffsets=json.dumps(offsets_to_table(starts, by_topic=False)),
+        endingOffsets=json.dumps(offsets_to_table(ends, by_topic=False)),
     )  # fmt: skip
 
     def causes(asked: pa.Array) -> pa.Array:
         told = [
-            cause_of(dict(one["own"] or ()), one["body"] or b"")
+            failure_reason(dict(one["own"] or ()), one["body"] or b"")
             if one["error"] is None
-            else undecodable_cause(one["error"])
+            else undecodable_reason(one["error"])
             for one in asked.to_pylist()
         ]
         return pa.array(told, pa.string())
 
-    asked = f"struct(own, cast(body as binary) as body, {ERROR} as error)"
+    asked = f"struct(own, cast(body as binary) as body, {ERROR_NAME} as error)"
     cause = F.arrow_udf(causes, "string")(F.expr(asked))
     return (
         rows.withColumn("text", F.expr("make_valid_utf8(cast(body as string))"))
@@ -280,7 +279,7 @@ def _newest(spark: Any, admin: Admin, connection: Mapping[str, str], topic: str)
     starts = {queue: max(low, high - each) for queue, (low, high) in bounds.items()}
     return load_messages(
         spark, connection, topic=topic, columns="tags,properties",
-        startingOffsets=json.dumps(to_table(starts, several=False)),
+        startingOffsets=json.dumps(offsets_to_table(starts, by_topic=False)),
     )  # fmt: skip
 
 
@@ -330,12 +329,12 @@ def edited(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
         "target": f"cast({target} as string)",
         "read_as": f"cast({names['topic'] if to == 'retry' else target} as string)",
         # An edit makes a new body; without one, stored bytes must not pass for what was sent.
-        "body_error": "''" if "body" in edits else f"coalesce({ERROR}, '')",
+        "body_error": "''" if "body" in edits else f"coalesce({ERROR_NAME}, '')",
     }  # fmt: skip
     return letters.selectExpr("*", *(f"{how} as {name}" for name, how in columns.items()))
 
 
-def judged(rows: Any, judge: Judge) -> Any:
+def judged(rows: Any, judge: ReplayJudge) -> Any:
     """The rows with `verdict` and `reason`; bodies do not travel to Python for that."""
 
     def verdicts(asked: pa.Array) -> pa.Array:
@@ -381,18 +380,17 @@ def _judged(task: Task, admin: Admin, letters: Any) -> Any:
     named = rows.select("target", "read_as").distinct().limit(TOPICS_MAX).collect()
     targets = {str(row["target"]) for row in named if row["target"]}
     topics = {str(row["read_as"]) for row in named if row["read_as"]}
-    missing = frozenset(
-        one for one in targets
-        if not one.startswith(RETRY_PREFIX) and admin.find_route(one) is None
-    )  # fmt: skip
-    judge = Judge(_subscriptions(task, admin, topics), missing)
+    # A consumer's retry topic is created when it connects.
+    checked = {target for target in targets if not target.startswith(RETRY_PREFIX)}
+    assumed = _assumed_subscriptions(task, topics)
+    judge = admin.dead_letter_judge(options["group"], checked, topics, assumed)
     return judged(numbered(rows), judge)
 
 
-def _subscriptions(
-    task: Task, admin: Admin, topics: set[str]
+def _assumed_subscriptions(
+    task: Task, topics: set[str]
 ) -> dict[str, tuple[Subscription, ...]] | None:
-    """Topic -> what the group wants of it now, or what is to be assumed; None is not known."""
+    """Return topic -> the subscription that the options name, None for those of the group."""
     options = task.options
     if options["filter_sql"] and options["filter_tags"]:
         raise ConfigurationError(
@@ -402,7 +400,7 @@ def _subscriptions(
         if options[option]:
             check_subscription(Subscription("", options[option], kind))
             return {topic: (subscribe(topic, options[option], kind),) for topic in topics}
-    return wanted_of(admin.subscriptions(options["group"]), topics)
+    return None
 
 
 # ---- the ready pipeline

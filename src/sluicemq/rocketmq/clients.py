@@ -47,7 +47,7 @@ from sluicemq.client.core import sending as core_sending
 from sluicemq.client.core import transactions as core
 from sluicemq.client.core.messages import expect_one_message
 from sluicemq.client.core.requests import SendResult as CoreSendResult
-from sluicemq.client.core.sending import choose_by
+from sluicemq.client.core.sending import choose_with_selector
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.tasks import call_listener, run_on_thread
 from sluicemq.client.threaded import Portal
@@ -482,9 +482,11 @@ class DefaultMQProducer(Client[Producer]):
             return producer.send(frozen, queue=queue, selector=choose, timeout_ms=timeout_ms)
         if selector is not None:
             queue = self._choose(selector, message, arg)
-        outgoing = portal.run(producer.sender.ready, frozen)
+        outgoing = portal.run(producer.sender.assign_id, frozen)
         retries = self.retry_times_when_send_async_failed
-        return producer.cluster.run(producer.sender.send(outgoing, queue, timeout_ms, retries))
+        return producer.cluster.run(
+            producer.sender.send_outgoing(outgoing, queue, timeout_ms, retries)
+        )
 
     def _send_batch(
         self,
@@ -504,7 +506,7 @@ class DefaultMQProducer(Client[Producer]):
 
     def _choose(self, selector: Selector, message: Message, arg: Any) -> places.MessageQueue:
         queues = self._run(Producer.queues, message.topic)
-        return choose_by(_chooser(selector, message, arg), queues, message.frozen())
+        return choose_with_selector(_chooser(selector, message, arg), queues, message.frozen())
 
     @overload
     def send_oneway(self, message: Message, queue: Place | None = None, /) -> None: ...

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sluicemq.client.admin.rules import Code, Fate, GroupExplained, MessageExplained
+from sluicemq.client.admin.diagnose.findings import Code, Fate, GroupExplained, MessageExplained
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import NAME_SERVERS
 from sluicemq.errors import MessageNotFoundError
@@ -43,7 +43,7 @@ async def forget(mq: EmbeddedSluice, topic: str) -> None:
     """The name server forgets a topic that its broker has."""
     command = requests.delete_topic_on_name_server(topic=topic, cluster="DefaultCluster")
     await mq.cluster.ask(NAME_SERVERS, command)
-    mq.cluster.routes.drop(topic)
+    mq.cluster.routes.remove(topic)
 
 
 async def test_no_such_group(mq: EmbeddedSluice) -> None:
@@ -127,7 +127,7 @@ async def test_the_offset_is_past_the_message(mq: EmbeddedSluice) -> None:
     found = await explained(mq, message_id)
     assert (found.fate, codes(found)) == (Fate.CONSUMED, [Code.OFFSET_PAST])
     assert found.cause is not None
-    assert "no trace tells" in found.cause.what
+    assert "No trace shows" in found.cause.what
 
 
 async def test_a_retry_is_pending_and_ends_as_a_dead_letter(mq: EmbeddedSluice) -> None:
@@ -146,7 +146,7 @@ async def test_a_retry_is_pending_and_ends_as_a_dead_letter(mq: EmbeddedSluice) 
         assert codes(found) == [Code.RETRY_PENDING]
         assert found.times == 1
         assert found.cause is not None
-        assert "comes again in" in found.cause.what
+        assert "will be delivered in" in found.cause.what
 
 
 async def test_a_dead_letter(mq: EmbeddedSluice) -> None:
@@ -167,14 +167,14 @@ async def test_the_topic_has_no_route(mq: EmbeddedSluice) -> None:
         await messages.receive()
         second = await sent(mq)
         await mq.admin.create_topic("T", queues=1, perm=2)
-        mq.cluster.routes.drop("T")
+        mq.cluster.routes.remove("T")
         found = await explained(mq, second)
         assert found.fate is Fate.WAITING
         assert Code.NO_ROUTE in codes(found)
         assert codes(await mq.admin.explain_group("G"))[0] is Code.NO_ROUTE
     await forget(mq, "T")
     found_now, _ = await mq.admin.explain_message(message_id, group="G", topic="T")
-    assert found_now.routed is None or "broker-a" not in found_now.routed
+    assert found_now.readable_brokers is None or "broker-a" not in found_now.readable_brokers
 
 
 async def test_a_consumer_that_does_not_acknowledge(mq: EmbeddedSluice) -> None:

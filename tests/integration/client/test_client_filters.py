@@ -131,7 +131,7 @@ async def test_explain_speaks(mq: EmbeddedSluice) -> None:
         shown = await sluice(mq, "explain", "message", sent.message_id, "-g", "G")
         assert shown.exit_code == 0, shown.output
         assert "Group G: filtered" in shown.stdout
-        assert "filter-false: The filter price > 30 is false on it" in shown.stdout
+        assert "filter-false: The filter price > 30 is false for the message" in shown.stdout
         shown = await sluice(mq, "explain", "message", sent.message_id, "--json")
         record = json.loads(shown.stdout)
         assert [(one["group"], one["fate"]) for one in record["groups"]] == [("G", "filtered")]

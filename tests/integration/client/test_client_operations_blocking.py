@@ -167,7 +167,13 @@ async def test_what_is_wrong_is_said_with_its_cure(address: str) -> None:
     texts = [result.stderr for result in results]
     for text, wanted in zip(
         texts,
-        ["sluice group create", "2013-01-01", "two groups", "sluice group show", "deleted already"],
+        [
+            "sluice group create",
+            "2013-01-01",
+            "another target group",
+            "sluice group show",
+            "have been deleted",
+        ],
         strict=True,
     ):
         assert wanted in text

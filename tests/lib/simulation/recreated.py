@@ -195,7 +195,7 @@ class History:
         await self.mq.admin.create_topic(TOPIC, queues=queues)
         self.queues, self.sent = queues, []
         self.lives += 1
-        self.mq.cluster.routes.forget(TOPIC)
+        self.mq.cluster.routes.expire(TOPIC)
 
     async def delete(self) -> None:
         await self.mq.admin.delete_topic(TOPIC)

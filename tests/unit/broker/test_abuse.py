@@ -210,14 +210,14 @@ def test_a_kind_of_filter_that_is_none_matches_nothing_and_breaks_nobody(
     wanted = pull_fields("T", 0, consumerGroup="g", sysFlag=0)
     for member in tuple(broker.core.consumers.groups["g"].members):
         assert isinstance(member, Peer)
-        _, answers = broker.dispatcher.feed(
+        _, answers = broker.dispatcher.handle_frames(
             encode(
                 Command(Code.PULL_MESSAGE, {name: str(value) for name, value in wanted.items()})
             ),
             member,
         )
         assert b"Error" not in answers
-    broker.core.second()
+    broker.core.run_every_second()
 
 
 def test_one_connection_parks_so_many_pulls(

@@ -67,7 +67,7 @@ def test_a_heartbeat_that_says_the_same_again_takes_no_more() -> None:
     for version in range(5):
         topics = [wanted(f"t{k}", subVersion=version) for k in range(1000)]
         assert heartbeat(client, "c", {"g": topics}).code == 0
-    assert broker.core.held.total < 2 * MIB
+    assert broker.core.held_bytes.total < 2 * MIB
 
 
 def test_all_connections_together_keep_so_much() -> None:
@@ -84,7 +84,7 @@ def test_what_a_member_took_is_given_back_when_it_leaves(how: str) -> None:
     broker = with_limits()
     client = broker.connect()
     heartbeat(client, "c", {f"g{n}": [wanted("T")] for n in range(300)}, ["p0", "p1"])
-    assert broker.core.held.total > 300 * client_memory.MEMBER_BYTES
+    assert broker.core.held_bytes.total > 300 * client_memory.MEMBER_BYTES
     if how == "disconnect":
         client.disconnect()
     elif how == "expire":
@@ -98,7 +98,7 @@ def test_what_a_member_took_is_given_back_when_it_leaves(how: str) -> None:
             fields = {"clientID": "c", "producerGroup": f"p{number}"}
             client.call(RequestCode.UNREGISTER_CLIENT, fields)
     broker.step()
-    assert broker.core.held.total == len(broker.core.held) == 0
+    assert broker.core.held_bytes.total == len(broker.core.held_bytes) == 0
     assert not broker.core.consumers.groups
     assert not broker.core.producers.groups
     assert broker.core.producers.find_connection("c") is None

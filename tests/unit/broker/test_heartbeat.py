@@ -106,7 +106,7 @@ def test_the_notice_comes_before_the_answer_that_caused_it(client: SteppedClient
 def test_a_client_without_queues_is_not_notified(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    client.peer.has_queues = False
+    client.peer.can_rebalance = False
     beat(client, ("T", "A", 1))
     beat(broker.connect(), ("T", "A", 1), name="d")
     assert notices(client) == 0

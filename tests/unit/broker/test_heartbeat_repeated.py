@@ -117,7 +117,7 @@ def test_it_makes_no_difference_whether_heartbeats_are_remembered(
     with pytest.MonkeyPatch.context() as patch:
         for one in history:
             remembering.do(*one)
-            patch.setattr(heartbeat.HeartbeatHandlers, "_repeats", lambda *_: False)
+            patch.setattr(heartbeat.Heartbeats, "_repeats", lambda *_: False)
             forgetting.do(*one)
             patch.undo()
     assert remembering.seen == forgetting.seen
@@ -139,7 +139,7 @@ def test_the_second_one_is_known_and_counts(
     body = bodies.encode_heartbeat(beat)
     client.call(34, {}, body)  # the group is made
     settled = client.call(34, {}, body)
-    monkeypatch.setattr(heartbeat.HeartbeatHandlers, "_process", None)
+    monkeypatch.setattr(heartbeat.Heartbeats, "_process", None)
     for _ in range(3):
         broker.clock.advance(100)
         answer = client.call(34, {}, body)
@@ -160,7 +160,7 @@ def test_the_quick_way_answers_the_same_and_takes_nothing_else(
     for _ in range(2):  # the group is made by the first one
         client.call(34, {}, body)
     taken: list[bool] = []
-    quick, seen = broker.dispatcher.quick, []
+    quick, seen = broker.dispatcher.fast_handlers, []
 
     def watched(header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
         answer = known(header, body, peer)
@@ -182,7 +182,7 @@ def test_a_heartbeat_of_many_groups_waits_for_its_turn(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     names = [f"G{number}" for number in range(heartbeat.FAST_PATH_GROUPS_MAX + 1)]
-    again = broker.dispatcher.quick[34]
+    again = broker.dispatcher.fast_handlers[34]
     for count in (len(names) - 1, len(names)):
         groups = tuple(map(ConsumerData, names[:count]))
         body = bodies.encode_heartbeat(Heartbeat("c", (), groups, 7))

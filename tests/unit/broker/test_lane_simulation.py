@@ -164,7 +164,7 @@ class World:
             self.late.update(set(item[2]) & set(item[1].in_hand))
         self.broker.advance(seconds)
         self.broker.settle()
-        self.broker.core.second()
+        self.broker.core.run_every_second()
         self.broker.settle()
 
     def drain(self) -> None:

@@ -11,7 +11,7 @@ from sluicemq.broker.consume.delivery import (
     SPAN_MIN,
     SpanEstimator,
 )
-from sluicemq.store.gather import PULL_SPAN_MAX, Reach
+from sluicemq.store.gather import PULL_SPAN_MAX, SpanLimit
 from sluicemq.store.read import ReadResult, ReadStatus
 
 JAVA_PAUSE_S = 0.050
@@ -33,7 +33,7 @@ def pulls(pace: SpanEstimator, gaps_s: Iterable[float], now_s: float = 100.0) ->
     spans = []
     for gap_s in gaps_s:
         pace.record_pull(0, now_s)
-        span = pace.make_reach(0, 0, 0, is_parked=False).span_max
+        span = pace.make_span_limit(0, 0, 0, is_parked=False).span_max
         spans.append(span)
         pace.record_answer(0, given(span), now_s)
         now_s += gap_s
@@ -41,10 +41,12 @@ def pulls(pace: SpanEstimator, gaps_s: Iterable[float], now_s: float = 100.0) ->
 
 
 def test_begins_with_what_a_java_consumer_holds_by_default() -> None:
-    assert SpanEstimator().make_reach(0, 50, 20, is_parked=False) == Reach(
+    assert SpanEstimator().make_span_limit(0, 50, 20, is_parked=False) == SpanLimit(
         20, PULL_SPAN_MAX, is_patient=True
     )
-    assert SpanEstimator().make_reach(0, 50, None, is_parked=True) == Reach(50, PULL_SPAN_MAX)
+    assert SpanEstimator().make_span_limit(0, 50, None, is_parked=True) == SpanLimit(
+        50, PULL_SPAN_MAX
+    )
 
 
 def test_a_client_that_keeps_up_gets_more_and_more_up_to_what_java_can_be_set_to() -> None:
@@ -63,7 +65,7 @@ def test_a_client_that_pauses_gets_half_and_is_tried_again_later_and_later() -> 
     pace, now_s, tries = SpanEstimator(), 100.0, []
     for _ in range(4000):  # its limit is Java's default: it pauses when it got more
         pace.record_pull(0, now_s)
-        span = pace.make_reach(0, 0, 0, is_parked=False).span_max
+        span = pace.make_span_limit(0, 0, 0, is_parked=False).span_max
         pace.record_answer(0, given(span), now_s)
         if span > PULL_SPAN_MAX:
             tries.append(now_s)
@@ -85,17 +87,17 @@ def test_small_answers_say_nothing_of_the_span() -> None:
     pace = SpanEstimator()
     for number in range(10):
         pace.record_pull(0, number * JAVA_PAUSE_S)
-        pace.make_reach(0, 0, 0, is_parked=False)
+        pace.make_span_limit(0, 0, 0, is_parked=False)
         pace.record_answer(0, given(900), number * JAVA_PAUSE_S)
     assert pace.span_max == PULL_SPAN_MAX
 
 
 def held(pace: SpanEstimator, now_s: float, gap_s: float) -> float:
     """A pull is held, and the next one comes `gap_s` after its answer. For how long was it held?"""
-    assert pace.make_reach(0, 5000, 0, is_parked=False).is_patient
+    assert pace.make_span_limit(0, 5000, 0, is_parked=False).is_patient
     pace.record_answer(0, out_of_reach(5000), now_s)
     hold_s = pace.record_delay(0)
-    pace.make_reach(0, 5000, 0, is_parked=True)
+    pace.make_span_limit(0, 5000, 0, is_parked=True)
     pace.record_answer(0, given(100, 5000), now_s + hold_s)
     pace.record_pull(0, now_s + hold_s + gap_s)
     return hold_s
@@ -103,7 +105,7 @@ def held(pace: SpanEstimator, now_s: float, gap_s: float) -> float:
 
 def test_holds_get_shorter_when_they_are_in_vain_until_nothing_is_held() -> None:
     pace, holds = SpanEstimator(), []
-    while pace.make_reach(0, 5000, 0, is_parked=False).is_patient:
+    while pace.make_span_limit(0, 5000, 0, is_parked=False).is_patient:
         holds.append(held(pace, 100.0 + len(holds), JAVA_PAUSE_S))
     assert holds == [DELAY_S_MAX, DELAY_S_MAX / 2, DELAY_S_MAX / 4, DELAY_S_MAX / 8]
 
@@ -116,12 +118,14 @@ def test_a_hold_after_which_the_client_does_not_pause_makes_holds_long_again() -
 
 
 def test_what_a_parked_pull_finds_is_always_given() -> None:
-    assert not SpanEstimator().make_reach(0, 5000, 0, is_parked=True).is_patient
+    assert not SpanEstimator().make_span_limit(0, 5000, 0, is_parked=True).is_patient
 
 
 def test_a_client_that_has_consumed_nothing_yet_holds_what_it_got() -> None:
     pace = SpanEstimator()
-    assert pace.make_reach(0, 0, None, is_parked=False).consumed == 0
+    assert pace.make_span_limit(0, 0, None, is_parked=False).consumed == 0
     pace.record_answer(0, given(1900, held_from=70), 1.0)
-    assert pace.make_reach(0, 1971, None, is_parked=False).consumed == 70
-    assert pace.make_reach(0, 9999, None, is_parked=False).consumed == 9999, "it went elsewhere"
+    assert pace.make_span_limit(0, 1971, None, is_parked=False).consumed == 70
+    assert pace.make_span_limit(0, 9999, None, is_parked=False).consumed == 9999, (
+        "it went elsewhere"
+    )

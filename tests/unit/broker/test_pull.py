@@ -178,7 +178,7 @@ def test_who_never_commits_is_given_each_match_once_and_looks_at_each_message_on
 ) -> None:  # fmt: skip
     fill(client, 3000, tags="A" + "B" * 99)
     looked: list[int] = []
-    tagged = bulk.tagged
+    tagged = bulk.select_tagged
 
     def count(units: bytes, *rest: Any) -> Any:
         looked.append(len(units) // UNIT_BYTES)
@@ -482,7 +482,7 @@ def test_a_producer_has_its_answer_before_a_crowd_looks(broker: SteppedBroker) -
     producer = broker.connect()
     order: list[object] = []
     for one in (producer, *consumers):
-        one.peer.carry(Noting(one, order))
+        one.peer.set_transport(Noting(one, order))
     producer.feed(producer.request(310, send_fields(), b"x"))
     broker.step()
     assert order[0] is producer
@@ -653,7 +653,7 @@ def test_who_waits_at_a_slave_is_sent_back_when_its_master_is_there_again(
     assert command.opaque not in client.answers
     asked_of_a_slave(broker, has_master=True)
     broker.core.polls.wake("T", 0)
-    broker.core.turns.flush()
+    broker.core.group_commit.flush()
     answer = client.answers[command.opaque]
     assert (answer.code, (answer.fields or {})["nextBeginOffset"]) == (20, "9")
 

@@ -44,18 +44,18 @@ def test_settings_are_lines_of_names_and_values() -> None:
 
 
 def test_values_go_to_every_name_server() -> None:
-    _, asked = told(servers.put_value(DIRECTORY, "N", "k", "v"), Command(0), Command(0))
+    _, asked = told(servers.put_kv_config(DIRECTORY, "N", "k", "v"), Command(0), Command(0))
     assert [call.address for call in asked] == ["n1:1", "n2:2"]
     assert asked[0].command.fields == {"namespace": "N", "key": "k", "value": "v"}
-    _, asked = told(servers.delete_value(DIRECTORY, "N", "k"), Command(0), Command(0))
+    _, asked = told(servers.delete_kv_config(DIRECTORY, "N", "k"), Command(0), Command(0))
     assert [call.command.code for call in asked] == [102, 102]
-    found, _ = told(servers.value(DIRECTORY, "N", "k"), Command(0, {"value": "v"}))
+    found, _ = told(servers.kv_config(DIRECTORY, "N", "k"), Command(0, {"value": "v"}))
     assert found == "v"
 
 
 @pytest.mark.parametrize(("allowed", "code", "field"), [(True, 327, "add"), (False, 205, "wipe")])
 def test_a_broker_may_be_written_to_or_not(allowed: bool, code: int, field: str) -> None:
-    talk = servers.allow_writing(DIRECTORY, "n1:1", "b", allowed=allowed)
+    talk = servers.set_write_permission(DIRECTORY, "n1:1", "b", allowed=allowed)
     found, (call,) = told(talk, Command(0, {f"{field}TopicCount": "7"}))
     assert (found, call.command.code) == (7, code)
 
@@ -72,7 +72,7 @@ STATISTICS = (
 def test_a_count_is_that_of_the_longest_span_that_has_one(
     answer: Command, found: tuple[float, int]
 ) -> None:
-    assert told(servers.counted_at(DIRECTORY, "b:1", "TOPIC_PUT_NUMS", "T"), answer)[0] == found
+    assert told(servers.statistic_at(DIRECTORY, "b:1", "TOPIC_PUT_NUMS", "T"), answer)[0] == found
 
 
 def test_the_progress_of_all_groups_of_a_broker() -> None:
@@ -81,7 +81,7 @@ def test_the_progress_of_all_groups_of_a_broker() -> None:
         b'{"brokerName":"b","queueId":1,"topic":"T"}:{"brokerOffset":5,"consumerOffset":3,'
         b'"lastTimestamp":1,"pullOffset":4}}}]}],"totalDiff":2,"totalInflightDiff":1}'
     )
-    talk = clients.consume_stats_of(DIRECTORY, "b:1", is_ordered=True)
+    talk = clients.consume_stats_at(DIRECTORY, "b:1", is_ordered=True)
     ((group, queue, progress),), (call,) = told(talk, Command(0, body=body))
     assert (group, queue, progress.consumer_offset) == ("G", MessageQueue("T", "b", 1), 3)
     assert (call.command.code, call.command.fields) == (317, {"isOrder": "true"})
@@ -103,7 +103,7 @@ ACCOUNT = UpdateAccountRequest(access_key="account9", secret_key="secret99")
         (lambda: servers.clean_up(DIRECTORY, "b:1", "queues"), 306),
         (lambda: servers.clean_up(DIRECTORY, "b:1", "topics"), 316),
         (lambda: servers.clean_up(DIRECTORY, "b:1", "log"), 329),
-        (lambda: servers.reset_flushed(DIRECTORY, "b:1", 5), 908),
+        (lambda: servers.reset_flushed_position(DIRECTORY, "b:1", 5), 908),
         (lambda: servers.roll_back_pops(DIRECTORY, "b:1"), 200056),
         (lambda: servers.update_account(DIRECTORY, "b:1", ACCOUNT), 50),
         (lambda: servers.delete_account(DIRECTORY, "b:1", "account9"), 51),

@@ -5,17 +5,19 @@ import dataclasses
 
 import pytest
 
-from sluicemq.client.admin.groups import QueueProgress, TopicMatching
-from sluicemq.client.admin.messages import Copy, GroupTrace, MessageFacts
-from sluicemq.client.admin.rules import (
-    Code,
-    Fate,
+from sluicemq.client.admin.diagnose.findings import Code, Fate, MessageExplained
+from sluicemq.client.admin.diagnose.group_facts import (
+    DeliveryFacts,
     GroupFacts,
     LaneFacts,
     MemberFacts,
-    explain_group,
-    explain_message,
+    MessageFacts,
+    RetryFacts,
 )
+from sluicemq.client.admin.diagnose.group_rules import explain_group
+from sluicemq.client.admin.diagnose.message_rules import explain_message
+from sluicemq.client.admin.groups import QueueProgress, TopicMatching
+from sluicemq.client.admin.messages import GroupTrace
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
@@ -48,53 +50,66 @@ def member(name: str = "c1", said: Subscription | None = None, **state: int) -> 
     return MemberFacts(name, {said.topic: said}, {QUEUE: QueueState(0, **state)})
 
 
+GROUP_FIELDS = {field.name for field in dataclasses.fields(GroupFacts)}
+
+
 def group(**changes: object) -> GroupFacts:
-    plain = GroupFacts(
-        "G", GroupConfig("G"), (member(),), {"T": subscribe("T")}, committed=0, now_ms=NOW_MS
-    )
+    plain = GroupFacts("G", GroupConfig("G"), (member(),), {"T": subscribe("T")}, now_ms=NOW_MS)
     return dataclasses.replace(plain, **changes)
+
+
+def delivery(message: MessageFacts | None = None, **changes: object) -> DeliveryFacts:
+    """Facts about a message in the group; `changes` of both."""
+    of_group = {name: changes.pop(name) for name in [*changes] if name in GROUP_FIELDS}
+    facts = DeliveryFacts(message or about(), group(**of_group), committed=0)
+    return dataclasses.replace(facts, **changes)
 
 
 def whole(facts: GroupFacts, queue: QueueProgress, *matching: GroupMatching) -> GroupFacts:
     """What is asked of a whole group; its topic is found at the broker."""
     counts = [TopicMatching("b", matching)] if matching else []
-    routed = {"T": frozenset({"b"})}
-    return dataclasses.replace(facts, queues=[queue], routed=routed, matching=counts)
+    readable = {"T": frozenset({"b"})}
+    return dataclasses.replace(facts, progress=[queue], readable_brokers=readable, matching=counts)
 
 
-def told(facts: GroupFacts, message: MessageFacts | None = None):
-    found = explain_message(message or about(), facts)
+def explained(message: MessageFacts | None = None, **changes: object) -> MessageExplained:
+    return explain_message(delivery(message, **changes))
+
+
+def told(message: MessageFacts | None = None, **changes: object):
+    found = explained(message, **changes)
     return found.fate, [finding.code for finding in found.findings]
 
 
 def test_a_message_behind_others_waits() -> None:
-    found = explain_message(about(), group(committed=2))
+    found = explained(about(), committed=2)
     assert found.fate is Fate.WAITING
     assert found.cause is not None
     assert found.cause.what == "3 messages of its queue come before it; c1 reads it."
 
 
 def test_what_members_do_not_tell_is_not_guessed() -> None:
-    facts = group(members=(MemberFacts("c1"),))
-    found = explain_message(about(), facts)
+    members = (MemberFacts("c1"),)
+    found = explained(members=members)
     assert found.owner is None
     assert found.cause is not None
-    assert "not known" in found.cause.what
-    state = whole(facts, QueueProgress(QUEUE, 0, 10))
+    assert "which member reads its queue is unknown" in found.cause.what
+    state = whole(group(members=members), QueueProgress(QUEUE, 0, 10))
     assert [finding.code for finding in explain_group(state).findings] == [Code.BEHIND]
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"dead": [about().message]}, (Fate.DEAD, [Code.DEAD_LETTER])),
-        ({"copies": [Copy(2, False)]}, (Fate.RETRY, [Code.RETRY_PENDING])),
-        ({"copies": [Copy(1, True), Copy(2, False)]}, (Fate.RETRY, [Code.RETRY_PENDING])),
-        ({"copies": [Copy(1, True)]}, (Fate.CONSUMED, [])),
-        ({"held": HELD, "committed": 9}, (Fate.IN_FLIGHT, [Code.IN_FLIGHT])),
-        ({"copies": [Copy(1, True, None, HELD, True)]}, (Fate.IN_FLIGHT, [Code.IN_FLIGHT])),
-        ({"copies": [Copy(1, False, is_popped=True)]}, (Fate.RETRY, [Code.RETRY_PENDING])),
-        ({"traced": GroupTrace("G", 1, True)}, (Fate.CONSUMED, [])),
+        ({"dead_letters": [about().message]}, (Fate.DEAD, [Code.DEAD_LETTER])),
+        ({"retries": [RetryFacts(2, False)]}, (Fate.RETRY, [Code.RETRY_PENDING])),
+        ({"retries": [RetryFacts(1, True), RetryFacts(2, False)]},
+         (Fate.RETRY, [Code.RETRY_PENDING])),
+        ({"retries": [RetryFacts(1, True)]}, (Fate.CONSUMED, [])),
+        ({"in_flight": HELD, "committed": 9}, (Fate.IN_FLIGHT, [Code.IN_FLIGHT])),
+        ({"retries": [RetryFacts(1, True, None, HELD, True)]}, (Fate.IN_FLIGHT, [Code.IN_FLIGHT])),
+        ({"retries": [RetryFacts(1, False, is_popped=True)]}, (Fate.RETRY, [Code.RETRY_PENDING])),
+        ({"trace": GroupTrace("G", 1, True)}, (Fate.CONSUMED, [])),
         ({"committed": 6}, (Fate.CONSUMED, [Code.OFFSET_PAST])),
         ({"committed": 11}, (Fate.WAITING, [Code.BEYOND_END])),
         ({"committed": 11, "members": ()}, (Fate.OFFLINE, [Code.BEYOND_END, Code.NO_MEMBER])),
@@ -120,14 +135,14 @@ def test_what_members_do_not_tell_is_not_guessed() -> None:
 def test_each_fact_has_its_finding(
     changes: dict[str, object], expected: tuple[Fate, list[Code]]
 ) -> None:
-    assert told(group(**changes)) == expected
+    assert told(**changes) == expected
 
 
 def test_who_has_a_message_is_said_and_until_when() -> None:
-    found = explain_message(about(), group(held=HELD))
+    found = explained(about(), in_flight=HELD)
     assert found.cause is not None
     assert found.cause.what == (
-        "c1 popped it 2 s ago, the 2. time that it came: unless it is acknowledged, it comes again "
+        "c1 popped it 2 s ago (delivery 2). Unless it is acknowledged, it will be delivered again "
         "in 3 s."
     )
 
@@ -149,24 +164,24 @@ def test_a_group_that_has_all_in_flight_is_not_behind(queue: QueueProgress, code
     [
         ({"price": "7", "region": "hz"}, "price > 30 is false (price is '7', a String)"),
         ({"price": "31", "region": "sh"}, "region = 'hz' is false (region is 'sh', a String)"),
-        ({"region": "hz"}, "is null on it: price > 30 is null (price is absent)"),
+        ({"region": "hz"}, "is null for the message: price > 30 is null (price is absent)"),
     ],
 )
 def test_the_atom_that_decides_is_named(properties: dict[str, str], words: str) -> None:
-    found = explain_message(about(**properties), group(subscriptions={"T": SQL}))
+    found = explained(about(**properties), subscriptions={"T": SQL})
     assert found.fate is Fate.FILTERED
     assert found.cause is not None
     assert words in found.cause.what
 
 
 def test_a_message_that_the_filter_drops_is_filtered_also_when_the_offset_is_past_it() -> None:
-    facts = group(subscriptions={"T": SQL}, committed=9)
-    assert told(facts, about(price="7")) == (Fate.FILTERED, [Code.FILTER_FALSE])
+    found = told(about(price="7"), subscriptions={"T": SQL}, committed=9)
+    assert found == (Fate.FILTERED, [Code.FILTER_FALSE])
 
 
 def test_a_topic_without_a_route_is_said() -> None:
     for routed in (None, frozenset({"other"})):
-        assert told(group(), about(routed=routed)) == (Fate.WAITING, [Code.NO_ROUTE])
+        assert told(about(routed=routed)) == (Fate.WAITING, [Code.NO_ROUTE])
 
 
 def test_a_group_that_has_only_misses_before_it_is_not_behind() -> None:
@@ -211,15 +226,15 @@ def test_a_message_belongs_to_the_oldest_lane_that_matches_it(
 ) -> None:
     """Whatever the group's own offset and the subscription of others say."""
     members = (MemberFacts("c1"), MemberFacts("c2"), MemberFacts("c4"))
-    facts = group(lanes=lanes, members=members, committed=8, subscriptions={"T": SQL})
-    assert told(facts, about(price=price)) == expected
-    found = explain_message(about(price=price), facts)
+    changes = {"lanes": lanes, "members": members, "committed": 8, "subscriptions": {"T": SQL}}
+    assert told(about(price=price), **changes) == expected
+    found = explained(about(price=price), **changes)
     assert words in " ".join(finding.what for finding in found.findings)
 
 
 def test_a_retry_is_told_whichever_lane_it_is_of() -> None:
-    facts = group(lanes=[OLD, YOUNG], copies=[Copy(2, False)])
-    assert told(facts, about(price="31")) == (Fate.RETRY, [Code.RETRY_PENDING, Code.LANE])
+    found = told(about(price="31"), lanes=[OLD, YOUNG], retries=[RetryFacts(2, False)])
+    assert found == (Fate.RETRY, [Code.RETRY_PENDING, Code.LANE])
 
 
 def laned(members: tuple[MemberFacts, ...], *lanes: tuple[str, tuple[str, ...], int]) -> GroupFacts:
@@ -245,7 +260,7 @@ def tags(name: str, tag: str, **state: int) -> MemberFacts:
         ((tags("c1", "A"), tags("c2", "A")), [("a", ("c1", "c2"), 0), ("b", (), 2)],
          [(Code.LANE, "lane b (B), which has no member")]),
         ((tags("c1", "A", cached_count=1, cached_max=6),), [("a", ("c1",), 1), ("b", (), 0)],
-         [(Code.LANE, "lane a"), (Code.NOT_ACKNOWLEDGING, "up to 7, and the group has")]),
+         [(Code.LANE, "lane a"), (Code.NOT_ACKNOWLEDGING, "up to offset 7, and the group has")]),
         ((tags("c1", "A", dropped=True), tags("c2", "B")), [("a", ("c1",), 1), ("b", ("c2",), 0)],
          [(Code.UNEQUAL, ""), (Code.LANE, ""), (Code.QUEUE_IDLE, "No member of lane a reads")]),
         ((tags("c1", "A"), MemberFacts("c2")), [("a", ("c1", "c2"), 1)],
@@ -268,8 +283,8 @@ def test_lanes_have_another_cure_than_one_subscription_for_all() -> None:
     members = (tags("c1", "A"), tags("c2", "B"))
     lanes = explain_group(laned(members, ("a", ("c1",), 1))).findings[0]
     one = explain_group(dataclasses.replace(laned(members), matching=())).findings[0]
-    assert "oldest lane" in lanes.instead
-    assert "messages get lost" in one.instead
+    assert "oldest lane" in lanes.fix
+    assert "messages get lost" in one.fix
 
 
 def test_a_group_whose_offset_is_beyond_the_end_of_a_queue_is_told() -> None:
@@ -280,4 +295,4 @@ def test_a_group_whose_offset_is_beyond_the_end_of_a_queue_is_told() -> None:
     assert (
         f"queue {QUEUE.queue_id} of T on b is 50, beyond the end of the queue at 10" in found.what
     )
-    assert "sluice group reset G --topic T --to earliest" in found.instead
+    assert "sluice group reset G --topic T --to earliest" in found.fix

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from console_app import SECRETS, Browser, browsing
-from sluicemq.client.admin import letters as core
+from sluicemq.client.admin import dead_letters as core
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call
 from sluicemq.console.accounts import Role
@@ -91,7 +91,7 @@ def link(text: str, cause: str) -> str:
 
 def no_json(**edit: str) -> str:
     """The dry run of the first cause with an edit."""
-    asked = {"origin": "orders", "cause": "the body is no JSON", **edit}
+    asked = {"origin": "orders", "cause": "the body is not JSON", **edit}
     return f"{AT}/replay?{urlencode(asked)}"
 
 
@@ -105,11 +105,11 @@ async def test_groups_and_causes_lead_to_letters(browser: Browser, mq: EmbeddedS
     text = (await browser.get(AT)).text
     assert f"The newest {LETTERS} of {LETTERS} letters were looked at." in text
     causes = re.findall(r"cause=[^>]*>([^<]+)</a>", text)
-    assert causes == ["exception: TimeoutError: none in # ms", "the body is no JSON"]
+    assert causes == ["exception: TimeoutError: none in # ms", "the body is not JSON"]
     example = re.search(r'href="(/messages/%25DLQ%25billing/\w+)"', text)
     assert example
     assert (await browser.get(example[1])).status_code == 200
-    cluster = (await browser.get(link(text, "the body is no JSON"))).text
+    cluster = (await browser.get(link(text, "the body is not JSON"))).text
     assert cluster.count('type="checkbox"') == LETTERS // 3
     assert (await browser.get("/dead-letters/nobody")).status_code == 404
 
@@ -118,17 +118,17 @@ async def test_what_is_looked_at_is_bounded_and_goes_on(
     browser: Browser, mq: EmbeddedSluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newest = await mq.admin.dead_letters("billing", count_max=5)
-    assert (len(newest.letters), newest.stored) == (5, LETTERS)
-    assert newest.older_ms == newest.letters[-1].store_time_ms
-    until_ms = newest.letters[0].store_time_ms
+    assert (len(newest.messages), newest.stored) == (5, LETTERS)
+    assert newest.older_ms == newest.messages[-1].store_time_ms
+    until_ms = newest.messages[0].store_time_ms
     await bury(mq, b"later")
     again = await mq.admin.dead_letters("billing", until_ms=until_ms)
-    assert (len(again.letters), again.stored) == (LETTERS, LETTERS)
+    assert (len(again.messages), again.stored) == (LETTERS, LETTERS)
     assert again.older_ms is None
-    assert b"later" not in {one.body for one in again.letters}
+    assert b"later" not in {one.body for one in again.messages}
     monkeypatch.setattr(core, "_PAGE", 4)
     few = await mq.admin.dead_letters("billing", bytes_max=1)
-    assert (len(few.letters), few.stored) == (4, LETTERS + 1)
+    assert (len(few.messages), few.stored) == (4, LETTERS + 1)
     older = (await browser.get(f"{AT}?until={few.older_ms}")).text
     assert "that were stored until" in older
 
@@ -185,7 +185,7 @@ async def test_a_replay_sends_what_the_dry_run_showed_under_ids_that_stay(
     noted = [one for one in lines if one["event"] == "replay dead letters"]
     assert [one["state"] for one in noted] == ["begun", "done"] * 2
     assert (noted[-1]["sent"], noted[-1]["filtered"]) == (2, 2)
-    assert noted[-1]["form"]["cause"] == "the body is no JSON"
+    assert noted[-1]["form"]["cause"] == "the body is not JSON"
     assert "NaN" not in (tmp_path / "audit.jsonl").read_text()
 
 

@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 from typing import Any
 
+from sluicemq.client.admin.diagnose.cluster_facts import BrokerFacts
 from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.model.reachability import Reachability
 from sluicemq.model.topic import GroupConfig, TopicConfig
-from sluicemq.net.probe import Reach
 from sluicemq.operate.doctor import Walk
-from sluicemq.operate.evidence import BrokerSeen
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 
@@ -36,11 +36,11 @@ class Asked:
 def test_only_a_broker_that_has_the_group_is_asked_with_it() -> None:
     admin: Any = Asked()
     seen = [
-        BrokerSeen(address, Reach.ANSWERS, name=name, topic=TopicConfig("T"))
+        BrokerFacts(address, Reachability.RESPONDS, name=name, topic=TopicConfig("T"))
         for name, address in (("a", KNOWS), ("b", KNOWS_NOT))
     ]
     walk = Walk(admin, "T")
-    walk.rights("T", "G", seen)
+    walk.check_permissions("T", "G", seen)
     pulls = [at for at, code in admin.asked if code == RequestCode.PULL_MESSAGE]
     assert pulls == [KNOWS]
     assert {at for at, _ in admin.asked} == {KNOWS, KNOWS_NOT}, "sending is tried at both"

@@ -16,8 +16,8 @@ from consuming import (
     tagged,
 )
 from proxied import Proxied, Speaker
+from sluicemq.client.admin.diagnose.findings import Fate
 from sluicemq.client.admin.groups import popped
-from sluicemq.client.admin.rules import Fate
 from sluicemq.client.admin.topics import masters
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import ClientType, Code

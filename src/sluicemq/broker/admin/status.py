@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final
 
-from sluicemq.acl.loading import Source
+from sluicemq.acl.loading import RuleSource
 from sluicemq.broker.admin.retention import GroupWatch
 from sluicemq.broker.consume.clients import Consumers, Member, Producers
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.consume.pull import PullHandlers
 from sluicemq.broker.group_commit import LATENCY_BOUNDS_S, GroupCommit
-from sluicemq.broker.offsets import Offsets, Unfinished
+from sluicemq.broker.offsets import Offsets, UnfinishedMessages
 from sluicemq.broker.produce.send import Send
-from sluicemq.broker.registration import credentials_of
+from sluicemq.broker.registration import parse_credentials
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
@@ -181,7 +181,7 @@ class RuntimeInfo:
     send: Send
     pull: PullHandlers
     polls: LongPolls
-    turns: GroupCommit
+    group_commit: GroupCommit
     store: Store
     rates: Rates
     days: Days
@@ -191,8 +191,10 @@ class RuntimeInfo:
     def statistics(self) -> dict[str, int]:
         """Counters by RocketMQ's name and key of them; those of the broker have none."""
         found = {
-            "BROKER_PUT_NUMS ": self.topics.gone[0], "BROKER_GET_NUMS ": 0, "BROKER_ACK_NUMS ": 0,
-        }  # fmt: skip
+            "BROKER_PUT_NUMS ": self.topics.deleted_topic_totals[0],
+            "BROKER_GET_NUMS ": 0,
+            "BROKER_ACK_NUMS ": 0,
+        }
         for topic in self.topics:
             if topic.messages_in:
                 found["BROKER_PUT_NUMS "] += topic.messages_in
@@ -213,7 +215,7 @@ class RuntimeInfo:
     def counters(self) -> dict[str, int]:
         """The counters that rates and day sums are made of; sampled once a second."""
         found = {"found": self.pull.found_count, "miss": self.pull.missed_count}
-        put, put_bytes = self.topics.gone
+        put, put_bytes = self.topics.deleted_topic_totals
         for topic in self.topics:
             put += topic.messages_in
             put_bytes += topic.bytes_in
@@ -230,7 +232,7 @@ class RuntimeInfo:
         from sluicemq import __version__, engine  # noqa: PLC0415 - the package imports nothing of ours
 
         counters, rates = self.counters(), self.rates
-        put, times = counters["put"], self.turns.latency_counts
+        put, times = counters["put"], self.group_commit.latency_counts
         shown = [0] * len(_TIMES)  # as the real broker writes it: `[<=0ms]:0 [0~10ms]:5 …`
         for bound, count in zip((*LATENCY_BOUNDS_S, 10.0), times, strict=True):
             shown[next(i for i, (_, limit) in enumerate(_TIMES) if bound <= limit)] += count
@@ -278,7 +280,7 @@ class RuntimeInfo:
             table[f"msg{word}TotalTodayNow"] = str(counters[name])
         for part in self.more:
             table |= part()
-        return table | self.store.runtime()
+        return table | self.store.runtime_info()
 
 
 def _quantile_s(counts: list[int], share: float) -> float:
@@ -304,7 +306,7 @@ class Admin:
     runtime: RuntimeInfo
     rates: Rates
     watch: GroupWatch
-    unfinished: Callable[[str, str, int], Unfinished]
+    unfinished: Callable[[str, str, int], UnfinishedMessages]
     files: Files
     clock: Clock
     version: DataVersion = field(init=False)
@@ -330,14 +332,14 @@ class Admin:
             )
             if change.pending:
                 # What the next start would stumble over is refused now.
-                from sluicemq.net.openssl import server_contexts  # noqa: PLC0415
+                from sluicemq.net.openssl import load_server_context  # noqa: PLC0415
 
                 config = change.at_next_start[Part.BROKER]
-                credentials_of(config.inner_credentials)
-                server_contexts(config)
+                parse_credentials(config.inner_credentials)
+                load_server_context(config)
                 if config.acl_enable:
-                    source = Source.of(self.files, config)
-                    source.read(source.texts())
+                    source = RuleSource.from_config(self.files, config)
+                    source.load(source.read_files())
         except ConfigurationError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         path = settings.broker.config_path
@@ -368,7 +370,7 @@ class Admin:
 
     def topic_stats(self, header: TopicRequest, command: Command, peer: Peer) -> Command:
         """202."""
-        topic = self.topics.known(header.topic)
+        topic = self.topics.require(header.topic)
         queues = {}
         for queue_id in range(topic.queues):
             low, high = self.store.queue_offsets(topic.name, queue_id)

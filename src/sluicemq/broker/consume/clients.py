@@ -58,22 +58,15 @@ from sluicemq.filter.subscriptions import is_tag_kind
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import GroupConfig
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Steps
+from sluicemq.net.work.background import WorkItem
 from sluicemq.wire.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import ConsumerGroupRequest
+from sluicemq.wire.headers import CLIENT_ID_FIELD, ConsumerGroupRequest
 from sluicemq.wire.tables import ConsumerFilter
 
 log = logging.getLogger(__name__)
-
-CLIENT_FIELD: Final = "sluiceClientId"
-"""The request field with the client id, which RocketMQ ignores.
-
-SluiceMQ's client sends heartbeats on a connection of its own. Its pulls and offset requests name
-the member that they belong to with this field.
-"""
 
 PRODUCER_GROUPS_MAX: Final = 50_000
 """The most producer groups. Any name is accepted; a group ends when its last member leaves."""
@@ -151,12 +144,12 @@ class ConsumerGroup:
     def find_member(self, peer: Peer, fields: Mapping[str, str] | None) -> Member | None:
         """Return the member that sent a request with these header fields on `peer`, or None.
 
-        If `peer` is no member itself, the client id in CLIENT_FIELD decides. If that client has
+        If `peer` is no member itself, the client id in CLIENT_ID_FIELD decides. If that client has
         several connections, return the member of its last heartbeat: the other connections may be
         broken, and their subscriptions outdated.
         """
         member = self.members.get(peer)
-        client_id = fields.get(CLIENT_FIELD) if member is None and fields else None
+        client_id = fields.get(CLIENT_ID_FIELD) if member is None and fields else None
         if client_id is not None:
             for other in self.members.values():
                 if other.client_id == client_id and (
@@ -331,7 +324,7 @@ class Consumers:
 
     # ----------------------------------------------------------------------------- heartbeats
 
-    def prepare_subscriptions(self, data: ConsumerData) -> Steps[HeartbeatSubscriptions]:
+    def prepare_subscriptions(self, data: ConsumerData) -> WorkItem[HeartbeatSubscriptions]:
         """Compute, in steps, what `record_heartbeat` needs of a consumer's subscriptions.
 
         Filters that the group does not have yet are compiled.
@@ -565,10 +558,10 @@ class Consumers:
         notified = [
             peer
             for peer, member in group.members.items()
-            if peer.has_queues and (keys is None or member.subscription_key in keys)
+            if peer.can_rebalance and (keys is None or member.subscription_key in keys)
         ]
         for peer in notified:
-            peer.notify(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
+            peer.send_oneway(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
         return len(notified)
 
     # -------------------------------------------------------------------------------- leaving
@@ -602,7 +595,7 @@ class Consumers:
             group.merge_member_subscriptions()
         self.notices.notify_change(name, None if lanes is None else {member.subscription_key})
 
-    def remove_connection(self, peer: Peer) -> Steps[None]:
+    def remove_connection(self, peer: Peer) -> WorkItem[None]:
         """Take a closed connection out of its groups, one group at each step.
 
         A client of a strict group becomes an absent member unless it has another connection.
@@ -690,7 +683,7 @@ class Producers:
         ):
             del self._by_client[member.client_id]
 
-    def remove_connection(self, peer: Peer) -> Steps[None]:
+    def remove_connection(self, peer: Peer) -> WorkItem[None]:
         """Take a closed connection out of its groups, one group at each step."""
         for group in self._memory.groups_of(peer, PRODUCER):
             self.unregister(group, peer)

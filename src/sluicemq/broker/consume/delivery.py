@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sluicemq.model.subscription import MessageFilter
-from sluicemq.store.gather import PULL_SPAN_MAX, Reach
+from sluicemq.store.gather import PULL_SPAN_MAX, SpanLimit
 from sluicemq.store.read import ReadResult
 
 SPAN_MIN: Final = PULL_SPAN_MAX // 2
@@ -120,10 +120,10 @@ class SpanEstimator:
             self._shrinks_at_s = self._grows_at_s = now_s + self._backoff_s
             self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
 
-    def make_reach(
+    def make_span_limit(
         self, queue_id: int, offset: int, commit_offset: int | None, is_parked: bool
-    ) -> Reach:
-        """Return the `Reach` for a read from `offset` on.
+    ) -> SpanLimit:
+        """Return the span limit of a read from `offset` on.
 
         `commit_offset` is the offset that the client has processed, None if the pull does not say.
         `is_parked`: the pull was parked, so whatever it finds is delivered at once.
@@ -135,7 +135,7 @@ class SpanEstimator:
         if commit_offset is None and queue.next_offset == offset and queue.first_held >= 0:
             consumed = queue.first_held  # the client has processed none of the last answer
         is_patient = not is_parked and queue.delay_s > 0
-        return Reach(consumed, self.span_max, is_patient)
+        return SpanLimit(consumed, self.span_max, is_patient)
 
     def record_delay(self, queue_id: int) -> float:
         """Record that a pull out of reach is delayed, and return the delay in seconds."""

@@ -37,7 +37,7 @@ from sluicemq.broker.lanes.filters import RuleFilter
 from sluicemq.broker.lanes.group import Lane
 from sluicemq.broker.lanes.rules import ByteCache, atoms_of
 from sluicemq.broker.lanes.table import show, shown
-from sluicemq.broker.offsets import Offsets, Unfinished
+from sluicemq.broker.offsets import Offsets, UnfinishedMessages
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
@@ -47,8 +47,8 @@ from sluicemq.filter.subscriptions import preparation, subscribe
 from sluicemq.model.subscription import SQL92, TAG, MessageFilter, Subscription
 from sluicemq.model.topic import pop_origin
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Background, Job, Steps
-from sluicemq.store.gather import WEIGHT_INLINE
+from sluicemq.net.work.background import Background, Job, WorkItem
+from sluicemq.store.gather import INLINE_WEIGHT_MAX
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
@@ -146,7 +146,7 @@ class QueueLag(NamedTuple):
     """The lag of a group in one queue.
 
     `tally` is None if the filter of the group is unknown. `lanes` has the tally of each lane, from
-    the lane's own offset on. `in_flight` and `extra` are those of `Unfinished`.
+    the lane's own offset on. `in_flight` and `extra` are those of `UnfinishedMessages`.
     """
 
     queue_id: int
@@ -184,8 +184,8 @@ class FilterHandlers:
     deliveries: dict[TopicGroup, DeliveryState]
     background: Background
     clock: Clock
-    unfinished: Callable[[str, str, int], Unfinished]
-    """Return the `Unfinished` of (group, topic, queue id)."""
+    unfinished: Callable[[str, str, int], UnfinishedMessages]
+    """Return the `UnfinishedMessages` of (group, topic, queue id)."""
     failures: dict[TopicGroup, FilterFailures] = field(default_factory=dict)
     survey_results: dict[TopicGroup, tuple[int, float | None]] = field(default_factory=dict)
     """The last survey: for each group with a filter, its lag and the seconds until it has none."""
@@ -232,7 +232,7 @@ class FilterHandlers:
             topics.update(members.subscriptions)
         return topics
 
-    def compile_criteria(self, subscription: Subscription) -> Steps[MatchCriteria | None]:
+    def compile_criteria(self, subscription: Subscription) -> WorkItem[MatchCriteria | None]:
         """Return the criteria of a subscription; None if its expression does not compile.
 
         Compiled criteria are cached.
@@ -244,7 +244,7 @@ class FilterHandlers:
 
     def count_lag(
         self, group: str, topic: str, subscription: Subscription | None
-    ) -> Steps[list[QueueLag]]:
+    ) -> WorkItem[list[QueueLag]]:
         """Count the lag in each queue of a topic for a group with this subscription.
 
         Lanes are not considered: see `count_group_lag`.
@@ -278,7 +278,7 @@ class FilterHandlers:
             yield None
         return queues
 
-    def count_group_lag(self, group: str, topic: str) -> Steps[list[QueueLag]]:
+    def count_group_lag(self, group: str, topic: str) -> WorkItem[list[QueueLag]]:
         """Count the lag in each queue of a topic for a group, by its lanes if it has some."""
         group_lanes = self.consumers.lanes.table.get(group)
         known = self.topics.get(topic)
@@ -322,7 +322,7 @@ class FilterHandlers:
 
     # --- evaluations that failed
 
-    def check_fetched(self, group: str, topic: str) -> Steps[None]:
+    def check_fetched(self, group: str, topic: str) -> WorkItem[None]:
         """Evaluate filters again on what the group has fetched since the last call.
 
         Evaluations that fail are recorded in `failures`.
@@ -372,7 +372,7 @@ class FilterHandlers:
             self.survey_results = {}
             return
 
-        def survey() -> Steps[None]:
+        def survey() -> WorkItem[None]:
             results: dict[TopicGroup, tuple[int, float | None]] = {}
             try:
                 for topic, group in to_check:
@@ -415,9 +415,9 @@ class FilterHandlers:
         exist.
         """
         group, expression = header.group, header.expression
-        self.groups.check(group)
+        self.groups.check_exists(group)
 
-        def steps() -> Steps[Command]:
+        def steps() -> WorkItem[Command]:
             names = self.known_topics(group) | self.offsets.topics_of(group)
             matchings = []
             for topic in [header.topic] if header.topic else sorted(names):
@@ -458,7 +458,7 @@ class FilterHandlers:
         is compared with the expression. Raises RequestError if the topic does not exist or the
         subscription of the group is unknown.
         """
-        name, topic = header.topic, self.topics.known(header.topic)
+        name, topic = header.topic, self.topics.require(header.topic)
         compared = None
         if header.group is not None:
             compared = self.find_subscription(header.group, name)
@@ -484,7 +484,7 @@ class FilterHandlers:
         header: TryFilterRequest,
         compared: Subscription | None,
         ranges: list[tuple[int, int, int]],
-    ) -> Steps[Command]:
+    ) -> WorkItem[Command]:
         """Run a trial over `ranges` of (queue id, first offset, end), and return the answer.
 
         If the ranges have more messages than the request allows, the newest part of each is taken.
@@ -540,7 +540,7 @@ class FilterHandlers:
         blocks = self.store.columns.blocks(topic, queue_id, start, end)
         # A trial counts each condition separately. A long expression would take too long on the
         # event loop, so jobs evaluate its records on another thread.
-        if blocks is None or weight > WEIGHT_INLINE:
+        if blocks is None or weight > INLINE_WEIGHT_MAX:
             for first in range(start, end, ROWS_PER_JOB):
                 rows: list[dict[str, str]] = []
                 for low in range(first, min(first + ROWS_PER_JOB, end), RECORDS_PER_STEP):
@@ -567,7 +567,7 @@ class FilterHandlers:
         The answer also has the clients that the group refused, and its pops.
         """
         name = header.group
-        self.groups.check(name)
+        self.groups.check_exists(name)
         contracts = self.consumers.contracts
         lanes = self.consumers.lanes.table.get(name)
         answer = {

@@ -38,8 +38,8 @@ from sluicemq.filter.subscriptions import (
 )
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
-from sluicemq.net.dispatch import Peer, finish_answer
-from sluicemq.net.work.background import Steps, decoding
+from sluicemq.net.dispatch import Peer, encode_response_to
+from sluicemq.net.work.background import WorkItem, decode_body
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -112,7 +112,7 @@ class HeartbeatHandlers:
 
         The version in the answer lets old clients use SQL92 (spec/remoting.md §4).
         """
-        last: RepeatableHeartbeat | None = peer.labels.get(REPEATABLE_LABEL)
+        last: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
         if last is not None and self._renew_if_repeated(
             last, command.fields, command.version, command.body, peer
         ):
@@ -125,7 +125,7 @@ class HeartbeatHandlers:
         `header` is the decoded JSON header. Return the encoded answer, or False for every request
         that `heartbeat` has to handle. Keep it cheap.
         """
-        last: RepeatableHeartbeat | None = peer.labels.get(REPEATABLE_LABEL)
+        last: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
         opaque, flag = header.get("opaque"), header.get("flag")
         if (
             last is None
@@ -140,12 +140,12 @@ class HeartbeatHandlers:
             return False
         return last.encode_answer(opaque)
 
-    def _process(self, command: Command, peer: Peer) -> Steps[Command | Announced]:
+    def _process(self, command: Command, peer: Peer) -> WorkItem[Command | Announced]:
         """Update the groups of a heartbeat one by one, and return its answer.
 
         A heartbeat may name thousands of groups, each with expressions to compile.
         """
-        data, sizes = yield from decoding(_decode_with_sizes, command.body)
+        data, sizes = yield from decode_body(_decode_with_sizes, command.body)
         new_member = partial(
             Member,
             client_id=data.client_id,
@@ -158,7 +158,7 @@ class HeartbeatHandlers:
         has_changed, creates_topic, refusal = False, False, ""
         for consumer, size in zip(data.consumers, sizes, strict=True):
             yield from self._precompile(consumer.subscriptions)
-            config = self.groups.find(consumer.group)
+            config = self.groups.get_or_create(consumer.group)
             if config is None:
                 # The client gets no messages and no error, so the log has to tell the reason.
                 if (
@@ -201,7 +201,7 @@ class HeartbeatHandlers:
             (group, self.producers.groups.get(group, {}).get(peer))
             for group in data.producer_groups
         ]
-        peer.labels.pop(REPEATABLE_LABEL, None)
+        peer.attributes.pop(REPEATABLE_LABEL, None)
         if not (has_changed or creates_topic or refusal):
             self._save_repeatable(command, peer, response, snapshots, producers)
         if refusal:
@@ -209,7 +209,9 @@ class HeartbeatHandlers:
             answer = Command(ResponseCode.NO_PERMISSION, remark=refusal)
         return Announced(answer) if creates_topic else answer
 
-    def _add_producer(self, groups: Sequence[str], new_member: Callable[[], Member]) -> Steps[None]:
+    def _add_producer(
+        self, groups: Sequence[str], new_member: Callable[[], Member]
+    ) -> WorkItem[None]:
         """Make the client a member of these producer groups."""
         for count, group in enumerate(groups, 1):
             self.producers.record_heartbeat(group, new_member())
@@ -232,7 +234,7 @@ class HeartbeatHandlers:
         known_producers = [(group, member) for group, member in producers if member is not None]
         known_snapshots = [snapshot for snapshot in snapshots if snapshot is not None]
         if len(known_snapshots) == len(snapshots) and len(known_producers) == len(producers):
-            peer.labels[REPEATABLE_LABEL] = RepeatableHeartbeat(
+            peer.attributes[REPEATABLE_LABEL] = RepeatableHeartbeat(
                 body_hash=hash(bytes(command.body)),
                 fields=command.fields,
                 version=command.version,
@@ -275,7 +277,7 @@ class HeartbeatHandlers:
             self.producers.record_heartbeat(group, member)
         return True
 
-    def _precompile(self, subscriptions: Iterable[Subscription]) -> Steps[None]:
+    def _precompile(self, subscriptions: Iterable[Subscription]) -> WorkItem[None]:
         """Compile filters into the caches, in steps, before they are needed at once."""
         yield None
         for subscription in subscriptions:
@@ -313,7 +315,7 @@ class HeartbeatHandlers:
         asked = bodies.decode_check_client_config(command.body)
         is_sql92_enabled = self.settings.broker.enable_property_filter
 
-        def steps() -> Steps[Command]:
+        def steps() -> WorkItem[Command]:
             subscription = asked.subscription
             if subscription is None:
                 return Command(ResponseCode.SUCCESS)
@@ -342,5 +344,5 @@ def _decode_with_sizes(body: bytes | memoryview) -> tuple[bodies.Heartbeat, list
 def _header_template(response: HeartbeatResponse) -> bytes:
     """Return the JSON header of the answer `response`, with `%d` for the number of the request."""
     request = Command(0, opaque=OPAQUE_MAX)
-    frame = finish_answer(Command(ResponseCode.SUCCESS, encode_header(response)), request)
+    frame = encode_response_to(Command(ResponseCode.SUCCESS, encode_header(response)), request)
     return frame[_FRAME_PREFIX.size :].replace(b"%d" % OPAQUE_MAX, b"%d")

@@ -33,9 +33,9 @@ from typing import Final
 
 from sluicemq.broker.group_commit import Durable, Parked
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.limits import Shares
-from sluicemq.net.work.background import Steps
-from sluicemq.store.gather import Judgement
+from sluicemq.net.limits import FairScheduler
+from sluicemq.net.work.background import WorkItem
+from sluicemq.store.gather import PostponedWork
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import encode_answer
 
@@ -68,10 +68,10 @@ class LongPolls:
     send_after_commit: Callable[[Peer, bytes, bool, bool], None]
     flush: Callable[[], None]
     parked_max: int
-    shares: Shares
+    scheduler: FairScheduler
     parked_pops: int = 0
     """The number of parked requests that are pops."""
-    # By queue and contest. Dicts, because a request is removed without searching 100,000 others.
+    # By queue and competition key. Dicts, so that no removal searches 100,000 others.
     _by_queue: dict[tuple[str, int], dict[str, CompetingPops]] = field(default_factory=dict)
     _by_peer: dict[Peer, set[Parked]] = field(default_factory=dict)
     _deadlines: list[tuple[float, int, Peer, Parked]] = field(default_factory=list)
@@ -81,12 +81,12 @@ class LongPolls:
     def __len__(self) -> int:
         return self._size
 
-    def count_waiting_pops(self, topic: str, queue_id: int, contest: str) -> int:
-        """Return how many pops of `contest` (see `Parked`) wait for the queue.
+    def count_waiting_pops(self, topic: str, queue_id: int, competition_key: str) -> int:
+        """Return how many pops with this `competition_key` wait for the queue.
 
         `queue_id` ANY_QUEUE counts those that wait for any queue of the topic.
         """
-        return len(self._by_queue.get((topic, queue_id), NO_WAITERS).get(contest, ()))
+        return len(self._by_queue.get((topic, queue_id), NO_WAITERS).get(competition_key, ()))
 
     def park(self, parked: Parked, peer: Peer) -> bool:
         """Park a request of `peer`. Return False if too many requests are parked already."""
@@ -94,8 +94,8 @@ class LongPolls:
         if self._size >= self.parked_max or parked_of_peer >= PARKED_PER_CONNECTION_MAX:
             return False
         for key in parked.queues:
-            self._by_queue.setdefault(key, {}).setdefault(parked.contest, {})[parked] = peer
-        self.parked_pops += bool(parked.contest)
+            self._by_queue.setdefault(key, {}).setdefault(parked.competition_key, {})[parked] = peer
+        self.parked_pops += bool(parked.competition_key)
         self._by_peer.setdefault(peer, set()).add(parked)
         heapq.heappush(self._deadlines, (parked.deadline_s, next(self._numbers), peer, parked))
         self._size += 1
@@ -116,19 +116,19 @@ class LongPolls:
             self.flush()
         for parked, peer in pulls:
             is_new = offset_max is None or offset_max > parked.scan_offset
-            if parked.is_done or parked.is_looking or not is_new:
+            if parked.is_done or parked.is_attempt_pending or not is_new:
                 continue
-            if self.shares.has_to_wait(peer):
-                parked.is_looking = True
-                self.shares.add(peer, partial(self.retry, parked, peer))
+            if self.scheduler.has_to_wait(peer):
+                parked.is_attempt_pending = True
+                self.scheduler.schedule_slice(peer, partial(self.retry, parked, peer))
             else:
-                begin_s = self.shares.now_s()
+                begin_s = self.scheduler.now_s()
                 self._retry(parked, peer, self.queue_frame)
-                self.shares.spent(peer, begin_s)
+                self.scheduler.spent(peer, begin_s)
         if self.parked_pops:
             anywhere = self._by_queue.get((topic, ANY_QUEUE), NO_WAITERS)
-            for contest, pops in (*waiting.items(), *anywhere.items()):
-                if contest:
+            for competition_key, pops in (*waiting.items(), *anywhere.items()):
+                if competition_key:
                     self._offer(pops)
 
     def _offer(self, pops: CompetingPops) -> None:
@@ -138,19 +138,19 @@ class LongPolls:
         """
         while pops:
             parked, peer = next(iter(pops.items()))
-            if parked.is_looking:
+            if parked.is_attempt_pending:
                 return
             if peer.closed:
                 self._remove(parked, peer)
                 continue
-            if self.shares.has_to_wait(peer):
-                parked.is_looking = True
-                self.shares.add(peer, partial(self.retry, parked, peer))
+            if self.scheduler.has_to_wait(peer):
+                parked.is_attempt_pending = True
+                self.scheduler.schedule_slice(peer, partial(self.retry, parked, peer))
                 return
-            begin_s = self.shares.now_s()
+            begin_s = self.scheduler.now_s()
             self._retry(parked, peer, self.queue_frame)
-            self.shares.spent(peer, begin_s)
-            if not parked.leaves_more:
+            self.scheduler.spent(peer, begin_s)
+            if not parked.has_left_messages:
                 return
 
     def _offer_to_others(self, parked: Parked) -> None:
@@ -158,8 +158,8 @@ class LongPolls:
 
         Do nothing for a pull.
         """
-        for key in parked.queues if parked.contest else ():
-            self._offer(self._by_queue.get(key, NO_WAITERS).get(parked.contest, {}))
+        for key in parked.queues if parked.competition_key else ():
+            self._offer(self._by_queue.get(key, NO_WAITERS).get(parked.competition_key, {}))
 
     def retry(
         self,
@@ -173,8 +173,8 @@ class LongPolls:
         sends the answer at once.
         """
         self._retry(parked, peer, write)
-        if parked.leaves_more:
-            parked.leaves_more = False
+        if parked.has_left_messages:
+            parked.has_left_messages = False
             self._offer_to_others(parked)
 
     def _retry(
@@ -190,11 +190,11 @@ class LongPolls:
         With `is_last` it is always answered. An exception is logged and becomes the answer, so that
         other requests are not affected.
         """
-        parked.is_looking = False
+        parked.is_attempt_pending = False
         if parked.is_done:
             return
         try:
-            answer = parked.look(parked, is_last)
+            answer = parked.try_answer(parked, is_last)
         except Exception as error:
             log.exception("a parked request for %s:%d failed", *parked.queues[0])
             remark = f"{type(error).__name__}: {error}"
@@ -206,21 +206,21 @@ class LongPolls:
             else:
                 write(peer, answer or b"")
 
-    def retry_after(self, parked: Parked, peer: Peer, judgement: Judgement | None) -> Steps[None]:
-        """Run `judgement` if there is one, then retry the request. `Background` runs the steps."""
+    def retry_after(self, parked: Parked, peer: Peer, work: PostponedWork | None) -> WorkItem[None]:
+        """Run `work` if there is one, then retry the request. `Background` runs the steps."""
         yield None
-        if judgement is not None:
-            judgement.keep((yield judgement.run))
+        if work is not None:
+            work.store_result((yield work.run))
         self.retry(parked, peer)
 
     def expire(self, now_s: float) -> None:
         """Answer the requests whose deadline is at or before `now_s`."""
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, _, peer, parked = heapq.heappop(self._deadlines)
-            had_offer = parked.is_looking and not parked.is_done
+            had_offer = parked.is_attempt_pending and not parked.is_done
             self._retry(parked, peer, self.queue_frame, is_last=True)
-            if had_offer or parked.leaves_more:
-                parked.leaves_more = False
+            if had_offer or parked.has_left_messages:
+                parked.has_left_messages = False
                 self._offer_to_others(parked)
 
     def answer_deleted_topic(self, topic: str) -> None:
@@ -231,9 +231,9 @@ class LongPolls:
         """
         waiting = [
             (parked, peer)
-            for (name, _), contests in self._by_queue.items()
+            for (name, _), requests_by_key in self._by_queue.items()
             if name == topic
-            for requests in contests.values()
+            for requests in requests_by_key.values()
             for parked, peer in requests.items()
             if parked.queues[0][0] == topic  # a pop also waits for its retry topics
         ]
@@ -249,7 +249,7 @@ class LongPolls:
         for parked in closed:
             self._remove(parked, peer)
         for parked in closed:
-            if parked.is_looking:
+            if parked.is_attempt_pending:
                 self._offer_to_others(parked)
 
     def _remove(self, parked: Parked, peer: Peer) -> None:
@@ -258,14 +258,14 @@ class LongPolls:
         self._size -= 1
         parked_of_peer = self._by_peer[peer]
         for key in parked.queues:
-            contests = self._by_queue[key]
-            requests = contests[parked.contest]
+            requests_by_key = self._by_queue[key]
+            requests = requests_by_key[parked.competition_key]
             del requests[parked]
             if not requests:
-                del contests[parked.contest]
-            if not contests:
+                del requests_by_key[parked.competition_key]
+            if not requests_by_key:
                 del self._by_queue[key]
-        self.parked_pops -= bool(parked.contest)
+        self.parked_pops -= bool(parked.competition_key)
         parked_of_peer.discard(parked)
         if not parked_of_peer:
             del self._by_peer[peer]

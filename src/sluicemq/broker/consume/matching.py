@@ -29,10 +29,10 @@ from sluicemq.filter.selector import Vectorised
 from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind, parse_tags, unknown_kind
 from sluicemq.model.message import TAGS
 from sluicemq.model.subscription import ALL, SQL92, Subscription
-from sluicemq.net.work.background import Job, Steps
+from sluicemq.net.work.background import Job, WorkItem
 from sluicemq.record.codec import decode_properties, properties_slice
 from sluicemq.record.columns import ColumnBlock
-from sluicemq.store.gather import WEIGHT_INLINE
+from sluicemq.store.gather import INLINE_WEIGHT_MAX
 from sluicemq.store.queues import BLANK_SIZE, UNIT, UNIT_BYTES
 from sluicemq.store.store import Store
 
@@ -54,7 +54,7 @@ ROWS_INLINE: Final = 8192
 """The most rows of a block that is evaluated on the event loop.
 
 Larger blocks take milliseconds and are evaluated on another thread, as are smaller ones with a long
-expression (`WEIGHT_INLINE`).
+expression (`INLINE_WEIGHT_MAX`).
 """
 SAMPLES_KEPT: Final = 16
 """The number of samples in a `Tally`."""
@@ -160,7 +160,7 @@ class MatchCriteria:
 
     def is_fast_for(self, rows: int) -> bool:
         """Return whether this many rows are evaluated within a millisecond or two."""
-        return rows <= ROWS_INLINE and self.weight <= WEIGHT_INLINE
+        return rows <= ROWS_INLINE and self.weight <= INLINE_WEIGHT_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class Tally:
 class MatchCounter:
     """Counts matching messages in the queues of one store.
 
-    The methods that return `Steps` do their work in steps for `net.work.background`.
+    The methods that return `WorkItem` do their work in steps for `net.work.background`.
     """
 
     def __init__(self, store: Store) -> None:
@@ -214,7 +214,7 @@ class MatchCounter:
         criteria: MatchCriteria,
         start: int,
         now_s: float,
-    ) -> Steps[Tally]:
+    ) -> WorkItem[Tally]:
         """Count the matches from `start` to the end of a queue.
 
         The last tally of the group is updated if that is possible.
@@ -272,7 +272,7 @@ class MatchCounter:
 
     def count_lane_lag(
         self, name: str, topic: str, queue_id: int, place: Place, now_s: float
-    ) -> Steps[Tally]:
+    ) -> WorkItem[Tally]:
         """Count the messages that a lane still has to receive, from `place` on by its rules.
 
         Only the messages under the last rule are counted from a tally. Those under earlier rules
@@ -302,7 +302,7 @@ class MatchCounter:
 
     def count_range(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
-    ) -> Steps[int]:
+    ) -> WorkItem[int]:
         """Count the matches among the messages [`start`, `end`) of a queue."""
         if start >= end or criteria.matches_nothing:
             return 0
@@ -324,7 +324,7 @@ class MatchCounter:
 
     def _count_batch(
         self, topic: str, queue_id: int, criteria: MatchCriteria, batch: "list[ColumnBlock | Load]"
-    ) -> Steps[int]:
+    ) -> WorkItem[int]:
         """Count the matches in some blocks in one job.
 
         The job also loads the blocks that are not in memory.
@@ -366,7 +366,7 @@ class MatchCounter:
 
     def _count_verdicts(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
-    ) -> Steps[int]:
+    ) -> WorkItem[int]:
         """Count the matches row by row, with records where columns cannot decide."""
         total = 0
         for step in self.iter_verdicts(topic, queue_id, criteria, start, end, only_matches=True):
@@ -433,7 +433,7 @@ class MatchCounter:
 
     def _count_tags(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
-    ) -> Steps[int]:
+    ) -> WorkItem[int]:
         """Count the messages whose tag is one of the wanted tags."""
         from sluicemq.store import bulk  # noqa: PLC0415 - NumPy is loaded only for filters
 
@@ -448,7 +448,7 @@ class MatchCounter:
             units = self._store.reader.units(topic, queue_id, start, min(stop - start, TAG_UNITS))
             if not len(units):
                 break
-            hits = bulk.find_codes(units, criteria.codes).tolist()
+            hits = bulk.find_tag_codes(units, criteria.codes).tolist()
             if hits:
                 total += yield from self._count_hits(criteria, bytes(units), hits, part)
             start += len(units) // UNIT_BYTES
@@ -461,7 +461,7 @@ class MatchCounter:
         units: bytes,
         hits: list[int],
         part: "ColumnBlock | Load | None",
-    ) -> Steps[int]:
+    ) -> WorkItem[int]:
         """Count the units in `hits` whose tag is one of the wanted tags.
 
         `units` are units of the queue, and `hits` the indices of those with a wanted tag code.
@@ -526,7 +526,7 @@ def _judge_records(
         for row, values in zip(rows[start:stop], properties[start:stop], strict=True):
             verdicts[row] = FALSE if values is None else verdict_of(verdict, values)
 
-    if criteria.weight > WEIGHT_INLINE:
+    if criteria.weight > INLINE_WEIGHT_MAX:
         yield partial(judge, 0, len(rows))
         return
     for start in range(0, len(rows), ROWS_PER_STEP):

@@ -28,7 +28,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Steps
+from sluicemq.net.work.background import WorkItem
 from sluicemq.store.queues import UNIT
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
@@ -79,8 +79,8 @@ class GroupOffsetHandlers:
         The answer leaves once the offsets are on disk, if the broker resets them itself. Raises
         RequestError if the topic, group or queue does not exist, or the offset is not in the queue.
         """
-        topic = self.topics.known(header.topic)
-        self.groups.check(header.group)
+        topic = self.topics.require(header.topic)
+        self.groups.check_exists(header.group)
         is_server_side = self.settings.broker.server_side_reset
         name, queue_id, offset = topic.name, header.queue_id, header.offset
         queue_ids: Iterable[int] = range(topic.config.read_queues)
@@ -167,7 +167,9 @@ class GroupOffsetHandlers:
             )
         )
         for member in tuple(group.members):
-            member.notify(Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), body))
+            member.send_oneway(
+                Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), body)
+            )
         return Command(
             ResponseCode.SUCCESS,
             body=bodies.encode_queue_offsets(offsets),
@@ -184,9 +186,9 @@ class GroupOffsetHandlers:
         This is done for one topic, or for all topics of the source besides retry topics. Connected
         members of the target are moved as by a reset.
         """
-        self.groups.check(header.source_group)
-        if self.groups.find(header.target_group) is None:
-            self.groups.check(header.target_group)
+        self.groups.check_exists(header.source_group)
+        if self.groups.get_or_create(header.target_group) is None:
+            self.groups.check_exists(header.target_group)
         source, target = header.source_group, header.target_group
         names = {header.topic} if header.topic else self.offsets.topics_of(source)
         for name in sorted(names):
@@ -216,7 +218,7 @@ class GroupOffsetHandlers:
         These are the store times in ms of the first, the last and the last consumed message. The
         delay is the age in ms of the next message to consume, 0 if there is none.
         """
-        topic = self.topics.known(header.topic)
+        topic = self.topics.require(header.topic)
         name, spans = topic.name, []
         reader, now_ms = self.store.reader, self.clock.now_ms()
         for queue_id in range(topic.config.write_queues):
@@ -244,7 +246,7 @@ class GroupOffsetHandlers:
         groups_left_out = set(filter(None, (header.groups_left_out or "").split(",")))
         least: dict[int, int] = {}
         compared: dict[int, int] = {}
-        for group, topic, queue_id, offset in self.offsets.queues():
+        for group, topic, queue_id, offset in self.offsets.iter_offsets():
             if topic != header.topic:
                 continue
             if group == header.compare_group:
@@ -264,7 +266,7 @@ class GroupOffsetHandlers:
 
         With a group, each unit says whether its tag code matches the filter of the group.
         """
-        topic = self.topics.known(header.topic)
+        topic = self.topics.require(header.topic)
         low, high = self.store.queue_offsets(topic.name, header.queue_id)
         compiled = None
         if header.group:
@@ -295,7 +297,7 @@ class GroupOffsetHandlers:
                 bodies.QueueUnits(low, high, decoded, subscription, filter_text)
             )
 
-        def steps() -> Steps[Command]:
+        def steps() -> WorkItem[Command]:
             return Command(ResponseCode.SUCCESS, body=(yield encode))
 
         return Postponed(steps())

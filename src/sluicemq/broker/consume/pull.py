@@ -32,7 +32,7 @@ from typing import Any, Final
 import orjson
 
 from sluicemq import engine
-from sluicemq.broker.background import after
+from sluicemq.broker.background import retry_after
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivery import DeliveryStates
 from sluicemq.broker.consume.filters import RequestFilters
@@ -53,14 +53,14 @@ from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.table import READ, Do, Step, note
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topics, no_topic
+from sluicemq.broker.topics import Groups, Topics, make_no_topic_error
 from sluicemq.clock import Clock
 from sluicemq.model.topic import MASTER_ID, GroupConfig
-from sluicemq.net.dispatch import Peer, Run
-from sluicemq.net.limits import Shares
+from sluicemq.net.dispatch import Peer, RunEngine
+from sluicemq.net.limits import FairScheduler
 from sluicemq.net.work.background import Background
-from sluicemq.store.gather import NO_LIMIT, PostponedError, Reach
-from sluicemq.store.log import LOST_CODE
+from sluicemq.store.gather import UNLIMITED, PostponedError, SpanLimit
+from sluicemq.store.log import PLACEHOLDER_CODE
 from sluicemq.store.read import TAG_SCAN_MAX, ReadResult, ReadStatus
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -143,7 +143,7 @@ class PullHandlers:
     background: Background
     deliveries: DeliveryStates
     filters: RequestFilters
-    shares: Shares
+    scheduler: FairScheduler
     call_later: Callable[[float, Callable[[], None]], object] | None = None
     """Call a function after a delay in seconds. None means that pulls are never delayed."""
     has_master: Callable[[], bool] = lambda: False
@@ -199,7 +199,7 @@ class PullHandlers:
             fields = {} if kind is None else {"forbiddenType": str(kind)}
             return Command(refusal.code, fields, remark=refusal.remark)
         except PostponedError as postponed:
-            return Postponed(after(postponed.judgement, partial(self.pull, command, peer)))
+            return Postponed(retry_after(postponed.work, partial(self.pull, command, peer)))
         except (KeyError, TypeError, ValueError):
             decode_header(
                 PullMessageRequest, command.fields
@@ -211,7 +211,7 @@ class PullHandlers:
         pieces = self._encode_found(context, command.opaque, result)
         if result.size_bytes < UNJOINED_BYTES_MIN:
             return b"".join(pieces)
-        peer.write_pieces(pieces)
+        peer.write_buffers(pieces)
         return None
 
     def _answer_probe(self, context: PullContext, command: Command) -> bytes | Command:
@@ -245,7 +245,7 @@ class PullHandlers:
         has to handle. The time it takes is charged to the share of the connection, like that of
         every request. Called for every pull: keep it cheap.
         """
-        shares = self.shares
+        scheduler = self.scheduler
         try:
             context = PullContext(header["extFields"], peer)
             fields, opaque, offset = context.fields, header["opaque"], context.offset
@@ -263,10 +263,10 @@ class PullHandlers:
                 or header["flag"] != 0
                 or opaque.__class__ is not int
                 or not 0 <= opaque <= 0x7FFFFFFF
-                or (shares.is_tight and shares.has_to_wait(peer))
+                or (scheduler.is_tight and scheduler.has_to_wait(peer))
             ):
                 return False
-            begin_s = shares.now_s()
+            begin_s = scheduler.now_s()
             self.checks.prepare(context)
             if context.filter is not None and context.filter.reads_properties:
                 return False
@@ -285,7 +285,7 @@ class PullHandlers:
             if result.size_bytes < UNJOINED_BYTES_MIN:
                 answer = b"".join(pieces)
             else:
-                peer.write_pieces(pieces)
+                peer.write_buffers(pieces)
         elif (
             _is_out_of_reach(context, result)
             or (code := self._response_code(context, result, offset)) == ResponseCode.PULL_NOT_FOUND
@@ -293,10 +293,10 @@ class PullHandlers:
             return False  # the general path may park or delay it
         else:
             answer = self._encode_not_found(context, opaque, code, result)
-        shares.spent(peer, begin_s, RequestCode.PULL_MESSAGE)
+        scheduler.spent(peer, begin_s, RequestCode.PULL_MESSAGE)
         return answer
 
-    def make_frame_runner(self, sends: Callable[..., int]) -> Run:
+    def make_frame_runner(self, sends: Callable[..., int]) -> RunEngine:
         """Return the function that handles repeated pulls, and plain sends, from received bytes.
 
         `sends(data, position, peer)` handles the sends at the beginning of `data`, from `position`
@@ -304,10 +304,10 @@ class PullHandlers:
         function calls only `sends`.
         """
         if engine.pulls is None:
-            return lambda data, position, peer, shares: sends(data, position, peer)
+            return lambda data, position, peer, scheduler: sends(data, position, peer)
         store = self.store
         self.compiled = engine.pulls.Pulls(
-            self, store.reader, store.writer.by_key, store.reader.log, sends, LOST_CODE
+            self, store.reader, store.writer.by_key, store.reader.log, sends, PLACEHOLDER_CODE
         )
         return self.compiled.run  # type: ignore[no-any-return]
 
@@ -325,11 +325,11 @@ class PullHandlers:
         assert engine.pulls is not None, "the engine has reported a missed pull"
         reader, store = self.store.reader, self.store.reader.config
         is_sluice_client = ANY_SPAN_FIELD in context.fields
-        count_max = min(max(context.count_max, 1), reader.near_max[is_sluice_client])
-        codes = None if message_filter is None else reader.codes_alone(message_filter)
+        count_max = min(max(context.count_max, 1), reader.memory_count_max[is_sluice_client])
+        codes = None if message_filter is None else reader.tag_codes_only(message_filter)
         scan = None
         if message_filter is not None and codes is None:
-            scan = reader.scan_known(message_filter)
+            scan = reader.cached_column_scan(message_filter)
         if (
             [values[name] for name in ("opaque", "flag", "extFields")]
             != [command.opaque, 0, command.fields]
@@ -382,8 +382,10 @@ class PullHandlers:
 
         Called for every pull that reaches the end of a queue: keep it cheap.
         """
-        if result.judgement is not None:
-            return Postponed(after(result.judgement, partial(self.pull, command, context.peer)))
+        if result.postponed is not None:
+            return Postponed(
+                retry_after(result.postponed, partial(self.pull, command, context.peer))
+            )
         if _is_out_of_reach(context, result):
             return self._delay_match(context, command)
         code = self._response_code(context, result, context.offset)
@@ -398,7 +400,7 @@ class PullHandlers:
             queues=(context.queue,),
             scan_offset=result.next_offset,
             deadline_s=self.clock.monotonic_s() + wait_ms / 1000,
-            look=partial(self._retry_parked, context),
+            try_answer=partial(self._retry_parked, context),
         )
 
     def _delay_match(self, context: PullContext, command: Command) -> bytes | Parked:
@@ -413,7 +415,7 @@ class PullHandlers:
             queues=(context.queue,),
             scan_offset=context.offset,
             deadline_s=self.clock.monotonic_s() + delay_s,
-            look=partial(self._retry_parked, context),
+            try_answer=partial(self._retry_parked, context),
         )
         if self.call_later is None:
             return self._retry_parked(context, parked, is_last=True) or b""
@@ -439,7 +441,7 @@ class PullHandlers:
                 queues=(context.queue,),
                 scan_offset=context.offset,
                 deadline_s=self.clock.monotonic_s() + LANE_WAIT_S,
-                look=partial(self._retry_parked, context),
+                try_answer=partial(self._retry_parked, context),
             )
         return None if step.do is Do.READ else self._encode_step(context, command.opaque, step)
 
@@ -453,7 +455,7 @@ class PullHandlers:
         """
         lane = self.consumers.lane_of(context.group, context.peer, context.fields)
         if lane is None:
-            moved = self.offsets.resets.tell(
+            moved = self.offsets.resets.redirect(
                 context.group, *context.queue, context.offset, is_parked=is_parked
             )
             return READ if moved is None else Step(Do.MOVE, offset=moved)
@@ -496,15 +498,15 @@ class PullHandlers:
             if until is not None:
                 room = until - offset
                 count = min(count, room)
-            reach = None if committed is None else Reach(committed)
+            reach = None if committed is None else SpanLimit(committed)
         elif message_filter is not None and context.bytes_max is None:
             if is_sluice_client:
-                reach = Reach(offset, NO_LIMIT)
+                reach = SpanLimit(offset, UNLIMITED)
             else:
                 estimator = delivery.span_estimator
                 if not is_parked:
                     estimator.record_pull(context.queue_id, self.clock.monotonic_s())
-                reach = estimator.make_reach(context.queue_id, offset, committed, is_parked)
+                reach = estimator.make_span_limit(context.queue_id, offset, committed, is_parked)
         result = self.store.reader.read(
             context.topic,
             context.queue_id,
@@ -515,16 +517,16 @@ class PullHandlers:
             room,
             reach,
             may_postpone=place is None,
-            is_ours=is_sluice_client,
+            is_sluice_client=is_sluice_client,
         )
-        scanned = result.scanned
+        scanned = result.units_scanned
         delivery.filtered_count += scanned - result.count
         if place is not None:
             note(place, offset, result)
         elif estimator is not None:
             estimator.record_answer(context.queue_id, result, self.clock.monotonic_s())
         # A lane's rule has several expressions: `is_sure` says nothing about each of them.
-        is_sure = result.is_sure and place is None
+        is_sure = result.is_filter_reliable and place is None
         if scanned and not is_sure and message_filter and message_filter.reads_properties:
             delivery.add_range_to_check(message_filter, context.queue_id, offset, offset + scanned)
         return result
@@ -540,7 +542,7 @@ class PullHandlers:
         """
         opaque = parked.command.opaque
         if context.topic not in self.topics.table:
-            refusal = no_topic(context.topic)
+            refusal = make_no_topic_error(context.topic)
             return encode_answer(parked.command, refusal.code, remark=refusal.remark)
         resets = self.offsets.resets.table
         if context.group in self._lanes or (resets and (context.group, *context.queue) in resets):
@@ -572,12 +574,12 @@ class PullHandlers:
         that has to evaluate a slow filter first is repeated in the background. The answer would
         otherwise ask the client to retry although no message was examined; b"" is returned instead.
         """
-        if is_last and result.judgement is not None:
+        if is_last and result.postponed is not None:
             command, peer = parked.command, context.peer
-            steps = after(result.judgement, partial(self.pull, command, peer))
+            steps = retry_after(result.postponed, partial(self.pull, command, peer))
             self.background.run_request(steps, command, peer)
             return b""
-        is_for_master = result.judgement is None and self._is_redirected_to_master(
+        is_for_master = result.postponed is None and self._is_redirected_to_master(
             context, result, parked.scan_offset
         )
         code = self._response_code(context, result, parked.scan_offset)
@@ -585,8 +587,8 @@ class PullHandlers:
             if code == ResponseCode.PULL_RETRY_IMMEDIATELY:
                 parked.scan_offset = result.next_offset
                 if result.next_offset < result.offset_max:
-                    parked.is_looking = True
-                    steps = self.polls.retry_after(parked, context.peer, result.judgement)
+                    parked.is_attempt_pending = True
+                    steps = self.polls.retry_after(parked, context.peer, result.postponed)
                     self.background.run_in_background(steps, context.peer)
                 return None
             if code == ResponseCode.PULL_NOT_FOUND:
@@ -627,7 +629,7 @@ class PullHandlers:
         settings = self.settings
         if not settings.is_slave or settings.is_failover or not self.has_master():
             return False
-        return result.status not in _SCANNED_STATUSES or self.store.reader.is_near(
+        return result.status not in _SCANNED_STATUSES or self.store.reader.is_in_memory(
             *context.queue, offset
         )
 
@@ -695,7 +697,7 @@ class PullHandlers:
         in memory (spec/ha.md §4).
         """
         group = self.groups.config_of(context.group) or GroupConfig(context.group)
-        is_near = self.store.reader.is_near(*context.queue, context.offset)
+        is_near = self.store.reader.is_in_memory(*context.queue, context.offset)
         if is_near and self.settings.is_slave and self.has_master():
             return MASTER_ID
         return group.broker_id if is_near else group.broker_id_when_slow

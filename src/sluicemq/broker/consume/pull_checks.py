@@ -7,13 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from sluicemq.broker.consume.clients import CLIENT_FIELD, ConsumerGroup, Consumers
+from sluicemq.broker.consume.clients import ConsumerGroup, Consumers
 from sluicemq.broker.consume.contracts import STRICT
 from sluicemq.broker.consume.delivery import DeliveryState, DeliveryStates
 from sluicemq.broker.consume.filters import CompiledSubscription, RequestFilters
 from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import FAQ, Groups, Topic, Topics, no_queue, no_topic
+from sluicemq.broker.topics import (
+    FAQ,
+    Groups,
+    Topic,
+    Topics,
+    make_no_queue_error,
+    make_no_topic_error,
+)
 from sluicemq.errors import RequestError
 from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
 from sluicemq.model.subscription import MessageFilter
@@ -22,7 +29,7 @@ from sluicemq.net.dispatch import Peer
 from sluicemq.wire.bodies import BROADCASTING
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header
-from sluicemq.wire.headers import PullMessageRequest
+from sluicemq.wire.headers import CLIENT_ID_FIELD, PullMessageRequest
 
 ANY_SPAN_FIELD: Final = "sluiceAnySpan"
 """The request field of a SluiceMQ client, which lacks the limits of Java's consumers.
@@ -142,7 +149,7 @@ class PullChecks:
         Raises PullRefusedError, or PostponedError if the filter of the request takes long to
         compile. Called for every pull: keep it cheap.
         """
-        group = self.groups.table.get(context.group) or self.groups.find(context.group)
+        group = self.groups.table.get(context.group) or self.groups.get_or_create(context.group)
         topic = self.topics.get(context.topic)
         if (
             group is None
@@ -195,16 +202,18 @@ class PullChecks:
             what = f"subscription group no permission, {name}"
             raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 2)
         if topic is None:
-            raise PullRefusedError.from_error(no_topic(context.topic))
+            raise PullRefusedError.from_error(make_no_topic_error(context.topic))
         if not topic.is_readable:
             what = f"the topic[{context.topic}] pulling message is forbidden"
             raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 3)
-        if not self.groups.may_read(name, context.topic):
+        if not self.groups.can_read(name, context.topic):
             what = f"the consumer group[{name}] is forbidden for topic[{context.topic}]"
             raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 5)
         if not 0 <= context.queue_id < topic.config.read_queues:
             remote, code = context.peer.remote, ResponseCode.INVALID_PARAMETER
-            raise PullRefusedError.from_error(no_queue(topic, context.queue_id, remote, code))
+            raise PullRefusedError.from_error(
+                make_no_queue_error(topic, context.queue_id, remote, code)
+            )
 
     def _request_filter(self, context: PullContext) -> MessageFilter | None:
         """Return the filter of the expression in the request; None if every message matches.
@@ -267,7 +276,7 @@ class PullChecks:
         """
         member = group.find_member(context.peer, context.fields)
         if member is None:
-            client_id = context.fields.get(CLIENT_FIELD)
+            client_id = context.fields.get(CLIENT_ID_FIELD)
             contracts = self.consumers.contracts
             reason = contracts.refusal_reason(context.group, context.peer, client_id)
             if not reason:

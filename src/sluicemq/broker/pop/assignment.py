@@ -49,8 +49,8 @@ from sluicemq.model.topic import (
     allocate_circle,
     read_queues,
 )
-from sluicemq.net.dispatch import Peer, finish_answer
-from sluicemq.net.work.background import Steps
+from sluicemq.net.dispatch import Peer, encode_response_to
+from sluicemq.net.work.background import WorkItem
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
@@ -175,7 +175,7 @@ class Assignments:
             return self._answer(asked, queues, command, peer)
 
         def found(queues: Queues | None) -> None:
-            peer.write(finish_answer(self._answer(asked, queues, command, peer), command))
+            peer.write(encode_response_to(self._answer(asked, queues, command, peer), command))
 
         waiting = self._waiting.setdefault(asked.topic, [])
         waiting.append(found)
@@ -243,14 +243,14 @@ class Assignments:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER, f"the mode {mode.mode[:20]} is not PULL or POP"
             )
-        self._topics.known(mode.topic)
-        if self._groups.find(mode.group) is None:
-            self._groups.check(mode.group)
+        self._topics.require(mode.topic)
+        if self._groups.get_or_create(mode.group) is None:
+            self._groups.check_exists(mode.group)
         self._modes.setdefault(mode.topic, {})[mode.group] = mode
         self.document.changed = True
 
-        def steps() -> Steps[Announced]:
-            write = self.document.take()
+        def steps() -> WorkItem[Announced]:
+            write = self.document.prepare_write()
             if write is not None:
                 yield write
             return Announced(Command(ResponseCode.SUCCESS))

@@ -1,1 +1,1 @@
-"""Operations."""
+"""Administration and diagnosis of a cluster, as requests of a client."""

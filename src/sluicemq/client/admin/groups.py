@@ -1,15 +1,10 @@
-"""Consumer groups: settings, contract, members and their shares, how far they are, what they do;
-reset one to a time, or give it the offsets of another.
+"""Operations on consumer groups: settings, contract, members, progress and lag.
 
-A reset is asked of each broker with 222, which our broker (and RocketMQ 5 by default) does by
-itself: whoever consumes goes on at the new place. A RocketMQ broker that leaves it to the consumers
-answers 206 when none is online; then the offsets are committed for the group (15), as mqadmin does.
-
-A SluiceMQ broker counts by itself what a group's filters let through (900131). A RocketMQ broker
-cannot know how many messages match (its lag counts those that the filter will drop).
+A SluiceMQ broker counts how many messages match the filters of a group (900131). A RocketMQ broker
+does not know it: its lag includes messages that the filters will drop.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -19,13 +14,7 @@ from sluicemq.client.admin.messages import message_by_id
 from sluicemq.client.admin.topics import (
     ask_each,
     ask_masters,
-    committed_offset,
     masters,
-    masters_of_topic,
-    offset_by_time,
-    offset_max,
-    offset_min,
-    queues,
 )
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call, Conversation
@@ -36,35 +25,29 @@ from sluicemq.client.core.requests import (
     SUCCESS,
     SYSTEM_ERROR,
     TOPIC_NOT_EXIST,
-    expect_success,
     request_error,
 )
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
+from sluicemq.hints import suggest
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import (
     CONTRACT,
     CONTRACTS,
-    RETRY_PREFIX,
     GroupConfig,
     MessageQueue,
-    allocate_average,
 )
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
 
 NOTHING_THERE: Final = frozenset({SYSTEM_ERROR, GROUP_NOT_EXIST, TOPIC_NOT_EXIST})
-"""What a broker answers that does not know the group, or has nothing of it."""
-KNOWN_SHOWN: Final = 20
-EARLIEST_MS: Final = 0
-LATEST_MS: Final = -1
-"""As a time: behind the last message."""
+"""The response codes of a broker that does not know the group, or has nothing of it."""
 
 
 # -------------------------------------------------------------------------------- settings
 
 
 def groups(directory: Directory) -> Conversation[dict[str, GroupConfig]]:
-    """Every consumer group known to any master."""
+    """Return group name -> settings of every consumer group that any master knows."""
     found: dict[str, GroupConfig] = {}
     for _, _, answer in (yield from ask_masters(directory, requests.all_groups())):
         found |= tables.decode_group_table(answer.body).groups
@@ -74,7 +57,10 @@ def groups(directory: Directory) -> Conversation[dict[str, GroupConfig]]:
 def create_group(
     directory: Directory, config: GroupConfig, *, cluster: str | None = None
 ) -> Conversation[list[str]]:
-    """Creates or changes a consumer group on every master; returns the broker names."""
+    """Create or change a consumer group on every master, or on those of one cluster.
+
+    Return the broker names.
+    """
     check_group(config.name)
     found = yield from masters(directory, cluster)
     yield from ask_each(found, requests.update_group(config))
@@ -82,40 +68,34 @@ def create_group(
 
 
 def expect_group(directory: Directory, name: str) -> Conversation[GroupConfig]:
-    """Its settings. Raises GroupNotFoundError."""
+    """Return the settings of a group. Raises GroupNotFoundError if no broker knows it."""
     known = yield from groups(directory)
     if name not in known:
         raise GroupNotFoundError(
             GROUP_NOT_EXIST,
             f"no broker knows the group {name!r}.",
-            fix=f"{_known(name, known)} `sluice group create` makes one.",
+            fix=f"{suggest(name, known)} `sluice group create` makes one.",
         )
     return known[name]
 
 
 def unknown_group(name: str, known: Iterable[str]) -> ConfigurationError:
-    """The error for a report on a group that no broker knows."""
+    """Return the error for a question about a group that no broker knows."""
     return ConfigurationError(
         f"no broker knows the group {name!r}.",
-        fix=_known(name, known),
+        fix=suggest(name, known),
     )
-
-
-def _known(name: str, known: Iterable[str]) -> str:
-    """What may have been meant; else those that there are, the first of many."""
-    from difflib import get_close_matches  # noqa: PLC0415 - for the few who mistype
-
-    if near := get_close_matches(name, known := list(known)):
-        return f"Did you mean {' or '.join(map(repr, near))}?"
-    more = f" and {len(known) - KNOWN_SHOWN:,} more" * (len(known) > KNOWN_SHOWN)
-    return f"They know: {', '.join(known[:KNOWN_SHOWN]) or 'none'}{more}."
 
 
 @dataclass(frozen=True, slots=True)
 class GroupContract:
-    """A group's contract at one broker. `lanes` from the oldest on, as 900133 says them;
-    `unmatched` messages that no lane wants; `refused` client id -> why; `forgotten` subscriptions
-    that left and had to be given up, as 900133 says them; `pops` topic -> kind and expression."""
+    """The contract of a group at one broker, and its effects.
+
+    `lanes` from the oldest on and `forgotten`, the subscriptions without members that the broker no
+    longer remembers, have the fields of the response (900133). `refused` contains, by client id,
+    why the broker refused a member. `unmatched` is the number of messages that no lane matches.
+    `pops` contains, by topic, the (kind, expression) with which the group pops it.
+    """
 
     broker: str
     contract: str
@@ -127,7 +107,10 @@ class GroupContract:
 
 
 def contract(directory: Directory, group: str) -> Conversation[list[GroupContract]]:
-    """A group's contract, its lanes and whom it refused, by broker; none from RocketMQ."""
+    """Return the contract of a group with its lanes and refused members, by broker.
+
+    RocketMQ brokers do not have contracts and are left out.
+    """
     absent = {GROUP_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
     answers = yield from ask_masters(directory, requests.group_lanes(group=group), absent=absent)
     found = []
@@ -137,19 +120,24 @@ def contract(directory: Directory, group: str) -> Conversation[list[GroupContrac
             GroupContract(
                 broker,
                 known["contract"],
-                tuple(known["lanes"]),
-                known["refused"],
-                known["unmatched"],
-                tuple(known.get("forgotten", ())),
-                {topic: (kind, text) for topic, kind, text in known.get("pops", ())},
+                lanes=tuple(known["lanes"]),
+                refused=known["refused"],
+                unmatched=known["unmatched"],
+                forgotten=tuple(known.get("forgotten", ())),
+                pops={topic: (kind, text) for topic, kind, text in known.get("pops", ())},
             )
         )
     return found
 
 
 def change_contract(directory: Directory, group: str, contract: str) -> Conversation[list[str]]:
-    """Sets it: compatible, strict or lanes; returns the brokers that know the group. Raises
-    ConfigurationError, RequestError."""
+    """Set the contract of a group: compatible, strict or lanes.
+
+    Return the brokers that know the group.
+
+    Raises ConfigurationError for another contract and for an unknown group, RequestError if a
+    broker refuses.
+    """
     if contract not in CONTRACTS:
         raise ConfigurationError(
             f"{contract!r} is not a contract.", fix=f"Use one of {', '.join(CONTRACTS)}."
@@ -159,11 +147,12 @@ def change_contract(directory: Directory, group: str, contract: str) -> Conversa
         config = tables.decode_group_table(answer.body).groups.get(group)
         if config is not None:
             changed = replace(config, attributes={f"+{CONTRACT}": contract})
-            yield from directory.ask(address, requests.update_group(changed))
+            yield from directory.call(address, requests.update_group(changed))
             found.append(broker)
     if not found:
         raise ConfigurationError(
-            f"no broker knows the group {group!r}.", fix=f"sluice group create {group}"
+            f"no broker knows the group {group!r}.",
+            fix=f'Create it with "sluice group create {group}".',
         )
     return sorted(found)
 
@@ -172,7 +161,7 @@ def change_contract(directory: Directory, group: str, contract: str) -> Conversa
 
 
 def members(directory: Directory, group: str) -> Conversation[list[str]]:
-    """Client ids of the members of a group that are online, over all masters."""
+    """Return the client ids of the members that are online at any master, sorted."""
     command = requests.consumer_list(group=group)
     found: set[str] = set()
     for _, _, answer in (yield from ask_masters(directory, command, absent={SYSTEM_ERROR})):
@@ -182,10 +171,18 @@ def members(directory: Directory, group: str) -> Conversation[list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class QueueProgress:
-    """One queue of a group: committed offset, next offset of the queue, time of the last consumed
-    message (ms, 0 when unknown), how far it was fetched (None when the broker does not tell). Of a
-    group that pops: how many messages are in flight, and how many there are besides those from
-    `committed` on (`extra`; of what is popped in order some may be done, then it is below 0)."""
+    """The progress of a group in one queue.
+
+    `committed` is the committed offset, `offset_max` the offset of the next message. `last_time_ms`
+    is the time of the last consumed message, 0 if it is unknown. `fetched` is the offset up to
+    which members have fetched, None if the broker does not report it. `messages_at_risk` of the
+    unread messages will be deleted next, from `loss_time_ms` on; both are 0 if none will, or if the
+    broker does not report it.
+
+    Of a group that pops, `in_flight` is the number of popped messages that are not acknowledged.
+    `extra` is added to the messages from `committed` on to get the lag. It is negative if messages
+    that are popped in order were acknowledged behind `committed`.
+    """
 
     queue: MessageQueue
     committed: int
@@ -199,21 +196,26 @@ class QueueProgress:
 
     @property
     def lag(self) -> int:
-        """Messages not yet committed, or popped and not acknowledged; a filter's misses count until
-        they are passed."""
+        """The number of messages that are not committed, or that are popped and not acknowledged.
+
+        Messages that the filter drops count until the group has passed them.
+        """
         return max(0, self.offset_max - self.committed + self.extra)
 
     @property
     def beyond_end(self) -> int:
-        """How far the committed offset lies behind the end of the queue; 0 as a rule. The topic was
-        deleted and created again, or the broker lost messages."""
+        """How far the committed offset is beyond the end of the queue, usually 0.
+
+        It is positive after the topic was deleted and created again, or after the broker lost
+        messages.
+        """
         return max(0, self.committed - self.offset_max)
 
 
 def progress(
     directory: Directory, group: str, topic: str | None = None
 ) -> Conversation[list[QueueProgress]]:
-    """How far a group is in each queue it has offsets for."""
+    """Return the progress of a group in each queue for which it has an offset, sorted by queue."""
     return (yield from progress_at((yield from masters(directory)), group, topic))
 
 
@@ -224,100 +226,34 @@ def progress_at(
     *,
     absent: Collection[int] | None = NOTHING_THERE,
 ) -> Conversation[list[QueueProgress]]:
-    """The same of brokers given by name and address; `absent` as in `ask_each`."""
+    """Return the progress of a group at some brokers, given as name -> address.
+
+    `absent` is that of `ask_each`.
+    """
     command = requests.consume_stats(group=group, topic=topic)
     found: dict[MessageQueue, QueueProgress] = {}
     for _, _, answer in (yield from ask_each(brokers, command, absent=absent)):
         for queue, item in bodies.decode_consume_stats(answer.body).queues.items():
             found[queue] = QueueProgress(
-                queue, item.consumer_offset, item.broker_offset, item.last_time_ms,
-                item.messages_at_risk, item.loss_time_ms, item.pull_offset or None,
-                item.in_flight, item.extra,
-            )  # fmt: skip
+                queue,
+                item.consumer_offset,
+                item.broker_offset,
+                last_time_ms=item.last_time_ms,
+                messages_at_risk=item.messages_at_risk,
+                loss_time_ms=item.loss_time_ms,
+                fetched=item.pull_offset or None,
+                in_flight=item.in_flight,
+                extra=item.extra,
+            )
     return [found[queue] for queue in sorted(found)]
 
 
-@dataclass(frozen=True, slots=True)
-class MemberShare:
-    """What one member of a group gets, by the average allocation that clients agree on."""
-
-    client_id: str
-    queues: tuple[MessageQueue, ...]
-    idle_because: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupReport:
-    """A group at one moment."""
-
-    name: str
-    members: tuple[MemberShare, ...]
-    progress: tuple[QueueProgress, ...]
-    notes: tuple[str, ...] = field(default=())
-
-    @property
-    def lag(self) -> int:
-        return sum(item.lag for item in self.progress)
-
-
-def group(directory: Directory, name: str) -> Conversation[GroupReport]:
-    """Members, their shares, who is idle and why, lag per queue."""
-    reached = yield from progress(directory, name)
-    online = yield from members(directory, name)
-    if not reached and not online and name not in (known := (yield from groups(directory))):
-        raise unknown_group(name, known)
-    own: dict[str, list[MessageQueue]] = {}
-    for topic in sorted({item.queue.topic for item in reached}):
-        if not topic.startswith(RETRY_PREFIX):
-            own[topic] = yield from queues(directory, topic)
-    return group_report(name, online, reached, own)
-
-
-def group_report(
-    name: str,
-    members: Sequence[str],
-    progress: Sequence[QueueProgress],
-    queues: Mapping[str, Sequence[MessageQueue]],
-) -> GroupReport:
-    """Shares by average allocation of `queues` (topic -> its queues), idle members with the
-    reason."""
-    notes = []
-    if not members:
-        notes.append(
-            "No member is online: nobody consumes. Either no consumer runs, or it was refused "
-            "(its log says why), or it is connected to other brokers."
-        )
-    missing = [topic for topic, own in queues.items() if not own]
-    notes.extend(f"The topic {topic} has no readable queue." for topic in missing)
-    duplicates = {member for member in members if list(members).count(member) > 1}
-    notes.extend(
-        f"The client id {member} is used by two members, which then share one part."
-        for member in sorted(duplicates)
-    )
-    count = max((len(topic_queues) for topic_queues in queues.values()), default=0)
-    if not queues:
-        why = "the group has no offsets yet, so its topics are not known to the brokers"
-    elif count < len(members):
-        why = (
-            f"{len(members)} members share {count} queues, a queue has one reader: "
-            f"give the topic {len(members)} queues or stop {len(members) - count} members"
-        )
-    else:
-        why = "no queue of its topics is readable"
-    shares = []
-    for member in sorted(members):
-        shared = (allocate_average(member, own, members) for own in queues.values())
-        own_queues = tuple(queue for some in shared for queue in some)
-        shares.append(MemberShare(member, own_queues, "" if own_queues else why))
-    return GroupReport(name, tuple(shares), tuple(progress), tuple(notes))
-
-
-# ------------------------------------------------------------------- what is before a group
+# -------------------------------------------------------------------------------------- lag
 
 
 @dataclass(frozen=True, slots=True)
 class TopicMatching:
-    """What the filters of a group do on one broker, by topic."""
+    """What the filters of a group count at one broker, by topic."""
 
     broker: str
     topics: tuple[bodies.GroupMatching, ...]
@@ -326,8 +262,11 @@ class TopicMatching:
 def matching(
     directory: Directory, group: str, topic: str | None = None
 ) -> Conversation[list[TopicMatching]]:
-    """What the filters of a group have let through, kept back and failed on, and how many
-    messages before it match, exactly, by broker. A RocketMQ broker does not know."""
+    """Return what the filters of a group have matched, dropped and failed on, by broker.
+
+    The result also says how many messages of the lag match, exactly. RocketMQ brokers do not know
+    it and are left out.
+    """
     command = requests.filtered_lag(group=group, topic=topic)
     absent = {GROUP_NOT_EXIST, TOPIC_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
     answers = yield from ask_masters(directory, command, absent=absent)
@@ -339,8 +278,11 @@ def matching(
 
 @dataclass(frozen=True, slots=True)
 class LaneLag:
-    """What one lane of a group has before it in one queue: `matching` messages from its own
-    `committed` on are its."""
+    """The lag of one lane of a group in one queue.
+
+    `matching` messages from the lane's own committed offset on belong to the lane, None if the
+    number is unknown.
+    """
 
     lane: str
     expression: str
@@ -351,15 +293,14 @@ class LaneLag:
 
 @dataclass(frozen=True, slots=True)
 class QueueLag:
-    """What a group has before it in one queue: the queue holds `offset_min` up to, not including,
-    `offset_max`.
+    """The lag of a group in one queue, which contains the offsets [offset_min, offset_max).
 
-    `messages_at_risk` of the unread ones are deleted next, from `loss_time_ms` on (ms since 1970;
-    both 0 when none is in danger, or when the broker is not ours and does not tell).
-    `matching` of them get through the group's filter, exactly; None when it is not known: on a
-    RocketMQ broker, or of a group that is away and subscribed by tags. `eta_ms`: in how long none
-    will be left at the present pace; None when not known, or never. `in_flight` and `extra` as in
-    `QueueProgress`: `matching` has them.
+    `messages_at_risk` of the unread messages will be deleted next, from `loss_time_ms` on; both are
+    0 if none will, or if a RocketMQ broker does not report it. `matching` messages of the lag match
+    the group's filter, exactly; None if the number is unknown: on a RocketMQ broker, or for a group
+    without members that subscribed by tags. `eta_ms` is the time until the lag is 0 at the present
+    rate, None if it is unknown or never. `in_flight` and `extra` are those of `QueueProgress`;
+    `matching` includes them.
     """
 
     group: str
@@ -372,39 +313,48 @@ class QueueLag:
     matching: int | None = None
     eta_ms: int | None = None
     lanes: tuple[LaneLag, ...] = ()
-    """Of a group whose members want different things: then `committed` is the least of them, and
-    `matching` the sum."""
+    """The lanes of a group whose members have different subscriptions.
+
+    `committed` is then the lowest of their offsets, and `matching` the sum.
+    """
     in_flight: int = 0
     extra: int = 0
 
     @property
     def lag(self) -> int:
-        """Messages that are there and not committed, or popped and not acknowledged; a filter's
-        misses count until passed."""
+        """The number of stored messages that are not committed, or popped and not acknowledged.
+
+        Messages that the filter drops count until the group has passed them.
+        """
         return max(0, self.offset_max - max(self.committed, self.offset_min) + self.extra)
 
     @property
     def lost(self) -> int:
-        """Messages that were deleted before the group committed them; a group that has committed
-        nothing begins where it wants, and has lost none."""
+        """The number of messages that were deleted before the group committed them.
+
+        It is 0 for a group that has committed nothing, because such a group may start anywhere.
+        """
         return max(0, self.offset_min - self.committed) if self.committed > 0 else 0
 
     @property
     def beyond_end(self) -> int:
-        """How far the committed offset lies behind the end of the queue, as in `QueueProgress`."""
+        """How far the committed offset is beyond the end of the queue."""
         return max(0, self.committed - self.offset_max)
 
 
 def lag(directory: Directory, group: str | None = None) -> Conversation[list[QueueLag]]:
-    """How many messages a group (None: every group) has before it in each queue, and how many
-    of them are about to be deleted; how many of them the group's filter lets through."""
+    """Return the lag of a group, or of every group if `group` is None, in each queue.
+
+    The result includes how many messages will be deleted next, and how many match the group's
+    filter. Raises ConfigurationError if no broker knows the group.
+    """
     names = list((yield from groups(directory))) if group is None else [group]
     brokers = yield from masters(directory)
-    first: dict[str, dict[MessageQueue, int]] = {}
+    first_offsets: dict[str, dict[MessageQueue, int]] = {}
     found: list[QueueLag] = []
     for name in names:
         reached = yield from progress_at(brokers, name)
-        known = {
+        counted = {
             (item.broker, of_topic.topic, of_queue.queue_id): (of_topic, of_queue)
             for item in ((yield from matching(directory, name)) if reached else ())
             for of_topic in item.topics
@@ -412,40 +362,72 @@ def lag(directory: Directory, group: str | None = None) -> Conversation[list[Que
         }
         for item in reached:
             topic, broker, queue_id = item.queue
-            risk = item.messages_at_risk, item.loss_time_ms
-            if (counted := known.get((broker, topic, queue_id))) is not None:
-                of_topic, of_queue = counted  # offsets and count of one moment
-                lanes = tuple(
-                    LaneLag(lane.lane, lane.expression, one.committed, one.offset_max, one.matching)
-                    for lane in of_topic.lanes
-                    for one in lane.queues
-                    if one.queue_id == queue_id
-                )
-                found.append(
-                    QueueLag(
-                        name, item.queue, max(of_queue.committed, 0), of_queue.offset_min,
-                        of_queue.offset_max, *risk, of_queue.matching, of_queue.eta_ms, lanes,
-                        of_queue.in_flight, of_queue.extra,
-                    )
-                )  # fmt: skip
+            counts = counted.get((broker, topic, queue_id))
+            if counts is not None:
+                found.append(_counted_lag(name, item, *counts))
                 continue
-            if topic not in first:  # the first stored offset of each queue
-                first[topic] = {}
-                command = requests.topic_stats(topic=topic)
-                for _, _, answer in (yield from ask_each(brokers, command, absent=NOTHING_THERE)):
-                    for queue, stats in bodies.decode_topic_stats(answer.body).queues.items():
-                        first[topic][queue] = stats.offset_min
-            low = first[topic].get(item.queue, 0)
+            if topic not in first_offsets:
+                first_offsets[topic] = yield from _first_offsets(brokers, topic)
             found.append(
                 QueueLag(
-                    name, item.queue, item.committed, low, item.offset_max, *risk,
-                    in_flight=item.in_flight, extra=item.extra,
+                    name,
+                    item.queue,
+                    item.committed,
+                    first_offsets[topic].get(item.queue, 0),
+                    item.offset_max,
+                    messages_at_risk=item.messages_at_risk,
+                    loss_time_ms=item.loss_time_ms,
+                    in_flight=item.in_flight,
+                    extra=item.extra,
                 )
-            )  # fmt: skip
+            )
     if group is not None and not found:
         known_groups = yield from groups(directory)
         if group not in known_groups:
             raise unknown_group(group, known_groups)
+    return found
+
+
+def _counted_lag(
+    group: str,
+    progress: QueueProgress,
+    of_topic: bodies.GroupMatching,
+    of_queue: bodies.QueueMatching,
+) -> QueueLag:
+    """Return the lag in a queue that a SluiceMQ broker has counted.
+
+    The offsets and the counts of the result are of the same moment.
+    """
+    queue_id = progress.queue.queue_id
+    lanes = tuple(
+        LaneLag(lane.lane, lane.expression, one.committed, one.offset_max, one.matching)
+        for lane in of_topic.lanes
+        for one in lane.queues
+        if one.queue_id == queue_id
+    )
+    return QueueLag(
+        group,
+        progress.queue,
+        max(of_queue.committed, 0),
+        of_queue.offset_min,
+        of_queue.offset_max,
+        messages_at_risk=progress.messages_at_risk,
+        loss_time_ms=progress.loss_time_ms,
+        matching=of_queue.matching,
+        eta_ms=of_queue.eta_ms,
+        lanes=lanes,
+        in_flight=of_queue.in_flight,
+        extra=of_queue.extra,
+    )
+
+
+def _first_offsets(brokers: Mapping[str, str], topic: str) -> Conversation[dict[MessageQueue, int]]:
+    """Return queue -> first stored offset of a topic at some brokers, given as name -> address."""
+    command = requests.topic_stats(topic=topic)
+    found: dict[MessageQueue, int] = {}
+    for _, _, answer in (yield from ask_each(brokers, command, absent=NOTHING_THERE)):
+        for queue, stats in bodies.decode_topic_stats(answer.body).queues.items():
+            found[queue] = stats.offset_min
     return found
 
 
@@ -456,8 +438,11 @@ def popped(
     queue_id: int | None = None,
     offset: int | None = None,
 ) -> Conversation[list[bodies.InFlightMessage]]:
-    """What a group has popped and not acknowledged at brokers, given by name and address; None: of
-    any. A RocketMQ broker does not tell."""
+    """Return the messages that a group has popped and not acknowledged at some brokers.
+
+    `brokers` are given as name -> address. `topic`, `queue_id` and `offset` select messages; None
+    means all. RocketMQ brokers do not report it.
+    """
     command = requests.in_flight(group=group, topic=topic, queue_id=queue_id, offset=offset)
     answers = yield from ask_each(brokers, command, absent=None)
     return [one for _, _, answer in answers for one in bodies.decode_in_flight(answer.body)]
@@ -468,7 +453,7 @@ def popped(
 
 @dataclass(frozen=True, slots=True)
 class ConsumerClient:
-    """A consumer that is online, and the broker that knows it."""
+    """A consumer that is online, and the address of a broker that knows it."""
 
     client_id: str
     address: str
@@ -480,7 +465,10 @@ class ConsumerClient:
 
 
 def consumers(directory: Directory, group: str) -> Conversation[list[ConsumerClient]]:
-    """The members of a group that are online, each with one broker that knows it."""
+    """Return the members of a group that are online, sorted by client id.
+
+    Raises GroupNotFoundError if no member is online and no broker knows the group.
+    """
     command = requests.consumer_connections(group=group)
     absent = {ResponseCode.CONSUMER_NOT_ONLINE}
     found: dict[str, ConsumerClient] = {}
@@ -488,9 +476,14 @@ def consumers(directory: Directory, group: str) -> Conversation[list[ConsumerCli
         value = bodies.decode_consumer_connections(answer.body)
         for one in value.connections:
             client = ConsumerClient(
-                one.client_id, one.address, one.language, one.version, address,
-                value.consume_type, value.message_model,
-            )  # fmt: skip
+                one.client_id,
+                one.address,
+                one.language,
+                one.version,
+                broker_address=address,
+                consume_type=value.consume_type,
+                message_model=value.message_model,
+            )
             found.setdefault(one.client_id, client)
     if not found:
         yield from expect_group(directory, group)
@@ -500,28 +493,35 @@ def consumers(directory: Directory, group: str) -> Conversation[list[ConsumerCli
 def _consumer(
     directory: Directory, group: str, client_id: str | None
 ) -> Conversation[ConsumerClient]:
-    """One that is online; None: any."""
+    """Return a member of a group that is online, any one if `client_id` is None.
+
+    Raises ConfigurationError if it is not online.
+    """
     online = yield from consumers(directory, group)
     for client in online:
         if client_id in (None, client.client_id):
             return client
     if client_id is None:
-        raise ConfigurationError(f"no consumer of the group {group!r} is online.", fix="Start one.")
+        raise ConfigurationError(
+            f"no consumer of the group {group!r} is online.", fix="Start a consumer."
+        )
     names = ", ".join(client.client_id for client in online)
     raise ConfigurationError(
         f"no consumer {client_id!r} of the group {group!r} is online.",
-        fix=f"Online: {names or 'none'}.",
+        fix=f"Use one that is online: {names or 'none'}.",
     )
 
 
 def running_info(
     directory: Directory, group: str, client_id: str, *, stack: bool = False
 ) -> Conversation[bodies.RunningInfo]:
-    """What a consumer is and does; with `stack` the stacks of its threads and tasks. Raises
-    ConfigurationError when it is not online, RequestError when it does not answer."""
+    """Return what a consumer reports about itself, with its threads' stacks if `stack` is set.
+
+    Raises ConfigurationError if the consumer is not online, RequestError if it does not answer.
+    """
     client = yield from _consumer(directory, group, client_id)
     command = requests.running_info(group=group, client_id=client_id, stack_enable=stack)
-    answer = yield from directory.ask(client.broker_address, command)
+    answer = yield from directory.call(client.broker_address, command)
     return bodies.decode_running_info(answer.body)
 
 
@@ -533,8 +533,12 @@ def consume_directly(
     *,
     topic: str | None = None,
 ) -> Conversation[tuple[StoredMessage, bodies.DirectResult]]:
-    """Lets a consumer (None: any) handle a stored message now; offsets stay as they are.
-    Raises MessageNotFoundError, ConfigurationError, RequestError."""
+    """Let a consumer process a stored message now. Committed offsets do not change.
+
+    `client_id` selects the consumer; None means any member of the group. `topic` is that of
+    `message_by_id`. Returns (message, result of the handler). Raises MessageNotFoundError,
+    ConfigurationError if the consumer is not online at the message's broker, and RequestError.
+    """
     message = yield from message_by_id(directory, message_id, topic=topic)
     client = yield from _consumer(directory, group, client_id)
     known = yield from masters(directory)
@@ -550,138 +554,8 @@ def consume_directly(
         raise ConfigurationError(
             f"the broker at {address}, which has the message, does not know the consumer "
             f"{client.client_id!r}.",
-            fix="It reads from another broker: choose another client.",
+            fix="Choose another consumer: this one reads from other brokers.",
         )
     if answer.code != SUCCESS:
         raise request_error(answer, address)
     return message, bodies.decode_direct_result(answer.body)
-
-
-# --------------------------------------------------------------------------------- offsets
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetChange:
-    """One queue of a group that goes to another place. `old` is None when it had no offset; the
-    queue holds `offset_min` up to, not including, `offset_max`."""
-
-    queue: MessageQueue
-    old: int | None
-    new: int
-    offset_min: int
-    offset_max: int
-
-    @property
-    def again(self) -> int:
-        """Messages that come again."""
-        return max(0, (self.old or 0) - max(self.new, self.offset_min)) if self.old else 0
-
-    @property
-    def skipped(self) -> int:
-        """Messages that the group will not see."""
-        begin = self.offset_min if self.old is None else max(self.old, self.offset_min)
-        return max(0, self.new - begin)
-
-
-def plan_reset(
-    directory: Directory, group: str, topic: str, time_ms: int
-) -> Conversation[list[OffsetChange]]:
-    """What `reset_offsets` would change; nothing is changed."""
-    check_group(group)
-    yield from expect_group(directory, group)
-    found = []
-    for queue in (yield from queues(directory, topic)):
-        old = yield from committed_offset(directory, group, queue)
-        first = yield from offset_min(directory, queue)
-        end = yield from offset_max(directory, queue)
-        if time_ms == LATEST_MS:
-            new = end
-        elif time_ms == EARLIEST_MS:
-            new = first
-        else:
-            new = yield from offset_by_time(directory, queue, time_ms)
-        found.append(OffsetChange(queue, old, new, first, end))
-    return found
-
-
-def reset_offsets(
-    directory: Directory, group: str, topic: str, time_ms: int
-) -> Conversation[list[OffsetChange]]:
-    """Sends a group to a time of a topic (ms since 1970; 0 the oldest message, -1 behind the
-    last), also while it consumes. Raises RouteNotFoundError, GroupNotFoundError, RequestError.
-    """
-    planned = yield from plan_reset(directory, group, topic, time_ms)
-    changes = {change.queue: change for change in planned}
-    for address in (yield from masters_of_topic(directory, topic)).values():
-        command = requests.reset_offsets(group, topic, time_ms)
-        answer = yield Call(address, command)
-        if answer.code == GROUP_NOT_EXIST:  # it has never consumed there
-            config = yield from expect_group(directory, group)
-            yield from directory.ask(address, requests.update_group(config))
-            answer = yield Call(address, command)
-        if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
-            continue
-        changed = bodies.decode_queue_offsets(expect_success(answer, address).body)
-        for queue in changed.keys() & changes.keys():
-            changes[queue] = replace(changes[queue], new=changed[queue])
-    yield from _commit_where_needed(directory, group, changes)
-    return [changes[queue] for queue in sorted(changes)]
-
-
-def _commit_where_needed(
-    directory: Directory, group: str, changes: Mapping[MessageQueue, OffsetChange]
-) -> Conversation[None]:
-    """Where the brokers' own table does not say it yet, and nobody is there to do it."""
-    for queue, change in changes.items():
-        if (yield from committed_offset(directory, group, queue)) == change.new:
-            continue
-        address = (yield from masters_of_topic(directory, queue.topic)).get(queue.broker, "")
-        answer = yield Call(address, requests.consumer_list(group=group))
-        if answer.code != SUCCESS:
-            yield from directory.ask(queue, requests.commit_offset(group, queue, change.new))
-
-
-def plan_clone(
-    directory: Directory, source: str, target: str, topic: str | None = None
-) -> Conversation[list[OffsetChange]]:
-    """What `clone_offsets` would change; nothing is changed."""
-    check_group(target)
-    if source == target:
-        raise ConfigurationError(
-            f"the group {source!r} is to be cloned to itself.", fix="Name two groups."
-        )
-    yield from expect_group(directory, source)
-    found = []
-    for item in (yield from progress(directory, source, topic)):
-        if item.queue.topic.startswith(RETRY_PREFIX):
-            continue
-        standing = yield from committed_offset(directory, source, item.queue)
-        if standing is not None:
-            old = yield from committed_offset(directory, target, item.queue)
-            first = yield from offset_min(directory, item.queue)
-            found.append(OffsetChange(item.queue, old, standing, first, item.offset_max))
-    if not found:
-        raise ConfigurationError(
-            f"the group {source!r} has no offsets{f' of topic {topic!r}' if topic else ''}.",
-            fix="See sluice group show.",
-        )
-    return found
-
-
-def clone_offsets(
-    directory: Directory, source: str, target: str, topic: str | None = None
-) -> Conversation[list[OffsetChange]]:
-    """Gives the target the offsets of the source, of one topic or of all. Raises as
-    `reset_offsets`."""
-    planned = yield from plan_clone(directory, source, target, topic)
-    known = yield from masters(directory)
-    involved = {change.queue.broker for change in planned}
-    brokers = {name: address for name, address in known.items() if name in involved}
-    command = requests.clone_offsets(
-        source_group=source, target_group=target, topic=topic, offline=False
-    )
-    yield from ask_each(brokers, command)
-    if target not in (yield from groups(directory)):
-        yield from create_group(directory, GroupConfig(target))
-    yield from _commit_where_needed(directory, target, {one.queue: one for one in planned})
-    return planned

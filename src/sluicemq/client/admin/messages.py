@@ -1,25 +1,20 @@
-"""Single messages: by the keys they bear, by their id, by offset; those that wait, and open
-transactions; the way of one: what clients have traced of it, and what became of it in each group.
+"""Operations on messages: finding, reading, waiting messages, transactions and traces.
 
-A broker's index knows hashes only, and a Java broker hands out what its index says: whether a
-message really bears the key is checked here once more.
+A broker's index contains hashes of keys, so each message that it finds is checked here for the key.
+A message id is 32 or 56 hexadecimal digits and may be made by the producer (the unique key), or by
+the broker (its address and the position in its log). The second kind is tried first: it is right
+only if the message at that position has this id.
 
-An id is 32 or 56 hexadecimal digits and may be of either kind: made by the producer (unique key),
-or by the broker (address and place in its log). The second is tried first: it is right only when
-the message that lies there says so itself.
+Traces: clients write a record for each send and two for each delivery, with the same request id.
+Trace messages have the message id as a key. No trace contains the time at which the message was
+stored; it is known while the message itself is stored. For groups without traces, the committed
+offsets then show whether they have passed the message.
 
-In a trace a delivery is two records with one request id. The moment of storing is not in any trace;
-it is known while the message itself is still stored. While it is, the groups that have traced
-nothing are looked at too: their committed offsets say whether they are past it.
-
-Trace messages bear the id as a key. A broker gives 64 messages a request, the newest: further ones
-are asked for with an earlier end until nothing new comes.
-
-Java's producer writes one record for a batch, under one key that is all ids joined (so its send
-result names it: that text can be asked for). Who knows one id cannot ask for that. So when the send
-is missing and the message is there, the trace topic is read from the time of its storing on, for a
-minute of traces at most. The message is known by its place then too: a broker of RocketMQ 5.3 gives
-all messages of a batch of its own client the id of the batch, which no record has.
+A Java producer writes one trace record for a batch, whose key is all message ids joined by commas.
+If the record of a send is missing although the message exists, the trace topic is therefore read
+from the time of storing on, for at most a minute of traces. The record is then found by message id
+or by the message's position, because a broker of RocketMQ 5.3 gives all messages of a batch the id
+of the batch, which no record contains.
 """
 
 from collections import Counter
@@ -40,17 +35,20 @@ from sluicemq.client.admin.topics import (
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.names import BROKERS_TOPICS
-from sluicemq.client.core.requests import QUERY_NOT_FOUND, PullStatus, expect_success, pull_answer
+from sluicemq.client.core.requests import (
+    QUERY_NOT_FOUND,
+    PullStatus,
+    expect_success,
+    parse_pull_response,
+)
 from sluicemq.client.core.tracing import (
-    DEFAULT_TRACE_TOPIC,
-    Ended,
-    Finished,
-    Published,
-    Recalled,
-    Taken,
+    ConsumeTrace,
+    DeliveryTrace,
+    RecallTrace,
+    SendTrace,
     TraceRecord,
-    decode,
+    TransactionTrace,
+    decode_trace_records,
 )
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.errors import (
@@ -65,6 +63,7 @@ from sluicemq.filter.selector import explain
 from sluicemq.filter.subscriptions import compile_sql92, subscribe
 from sluicemq.model.ids import parse_offset_message_id
 from sluicemq.model.message import StoredMessage
+from sluicemq.model.system_names import TOOLS_GROUP, TRACE_TOPIC, is_send_forbidden_topic
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import bodies
@@ -73,19 +72,21 @@ from sluicemq.wire.frames import Command
 T = TypeVar("T")
 TIME_MAX_MS: Final = (1 << 63) - 1
 COUNT_MAX: Final = 64
-"""What a broker gives at most, unless its maxMsgsNumBatch says otherwise."""
+"""The number of messages that a broker returns at most, unless maxMsgsNumBatch is set."""
 PAGE_MAX: Final = 1000
 LISTED_MAX: Final = 10_000
 PULL_MAX: Final = 1024
 READ_MAX: Final = 20_000
 SCAN_PAGE: Final = 256
-READ_GROUP: Final = "TOOLS_CONSUMER"
-"""A group that every broker knows, also with automatic creation off (spec/admin.md §2)."""
+"""A group that every broker knows, also if it does not create groups (spec/admin.md §2)."""
 _ORDER: Final = {"send": 0, "store": 1, "transaction": 2, "recall": 3, "deliver": 4}
+"""The order of steps with the same time."""
 _PAGES_MAX: Final = 50
 _SCANS_MAX: Final = 100
 _SKEW_MS: Final = 2_000
+"""By how much the clocks of a broker and a client may differ."""
 _LATE_MS: Final = 60_000
+"""How long after the message was stored its trace may be stored."""
 
 
 def messages_by_key(
@@ -97,30 +98,35 @@ def messages_by_key(
     end_ms: int = TIME_MAX_MS,
     count_max: int = COUNT_MAX,
 ) -> Conversation[list[StoredMessage]]:
-    """Messages of a topic that bear a key, stored from `begin_ms` to `end_ms`, newest first.
+    """Return messages of a topic with a key, the newest first.
 
-    Raises RequestError when a broker keeps no index, or is still building it.
+    They were stored from `begin_ms` to `end_ms`. At most `count_max` are returned.
+
+    Raises ConfigurationError for an invalid key, range or count, RouteNotFoundError if the topic
+    does not exist, RequestError if a broker has no key index, or is still building it.
     """
     if not key or " " in key:
         raise ConfigurationError(
-            f"{key!r} is not a key.", fix="A key is one word: keys are separated by spaces."
+            f"{key!r} is not a valid key.", fix="Use one word: keys are separated by spaces."
         )
     if begin_ms > end_ms:
         raise ConfigurationError(
-            f"the range of time begins at {begin_ms} ms and ends before, at {end_ms}.",
-            fix="Exchange them.",
+            f"the range of time begins at {begin_ms} ms, after its end at {end_ms} ms.",
+            fix="Exchange the two times.",
         )
     if count_max < 1:
-        raise ConfigurationError(f"{count_max} messages are asked for.", fix="Ask for one.")
+        raise ConfigurationError(
+            f"count_max must be at least 1, got {count_max}.", fix="Use 1 or more."
+        )
     brokers = yield from masters_of_topic(directory, topic)
     command = requests.messages_by_key(topic, key, begin_ms, end_ms, count_max, is_unique=False)
-    bearing = [
+    found = [
         message
         for message in (yield from _messages(brokers, command))
         if message.topic == topic and (key in message.keys or message.message_id == key)
     ]
-    bearing.sort(key=lambda message: message.store_time_ms, reverse=True)
-    return bearing[:count_max]
+    found.sort(key=lambda message: message.store_time_ms, reverse=True)
+    return found[:count_max]
 
 
 def _messages(
@@ -128,7 +134,7 @@ def _messages(
     command: Command,
     absent: Collection[int] | None = (QUERY_NOT_FOUND,),
 ) -> Conversation[list[StoredMessage]]:
-    """The messages that brokers answer with."""
+    """Return the messages with which brokers answer a request. See `ask_each`."""
     answers = yield from ask_each(brokers, command, absent=absent)
     return [one for name, _, answer in answers for one in decode_records(answer.body, broker=name)]
 
@@ -139,8 +145,10 @@ def messages_by_id(
     message_id: str,
     absent: Collection[int] | None = (QUERY_NOT_FOUND,),
 ) -> Conversation[list[StoredMessage]]:
-    """Messages of a topic with this id of their producer, of brokers given by name and address.
-    `absent` as in `ask_each`."""
+    """Return messages of a topic with a producer's message id, of brokers given as name -> address.
+
+    `absent` is that of `ask_each`.
+    """
     command = requests.messages_by_key(topic, message_id, 0, TIME_MAX_MS, COUNT_MAX, is_unique=True)
     found = yield from _messages(brokers, command, absent)
     return [one for one in found if one.topic == topic and one.message_id == message_id]
@@ -149,7 +157,7 @@ def messages_by_id(
 def messages_with_id(
     directory: Directory, topic: str, message_id: str
 ) -> Conversation[list[StoredMessage]]:
-    """All messages of a topic with this id of their producer."""
+    """Return all messages of a topic with a producer's message id. Raises RouteNotFoundError."""
     return (
         yield from messages_by_id(
             (yield from masters_of_topic(directory, topic)), topic, message_id
@@ -160,10 +168,11 @@ def messages_with_id(
 def message_by_id(
     directory: Directory, message_id: str, *, topic: str | None = None, anywhere: bool = True
 ) -> Conversation[StoredMessage]:
-    """The message with this id, that of its producer or that of its broker.
+    """Return the message with an id that its producer or its broker made.
 
-    Without `topic` the first kind is looked for in all topics of all brokers, unless `anywhere` is
-    False: of who asks for others that is too much. Raises MessageNotFoundError.
+    Without `topic`, an id of a producer is searched in all topics of all brokers, unless `anywhere`
+    is False: a server that asks on behalf of others should not send that many requests. Raises
+    MessageNotFoundError.
     """
     text = message_id.strip()
     brokers = yield from masters(directory)
@@ -171,7 +180,7 @@ def message_by_id(
         host, offset = parse_offset_message_id(text)
     except (ProtocolError, ValueError):
         host, offset = None, -1
-    # The address may be one that this client cannot reach: each master is asked, that one first.
+    # The client may not reach the address in the id, so each master is asked, that one first.
     nearest = sorted(brokers.items(), key=lambda item: item[1] != str(host))
     command = requests.message_at(topic="", physical_offset=offset)
     for broker in nearest if offset >= 0 else ():
@@ -181,15 +190,15 @@ def message_by_id(
     if topic is None and not anywhere:
         raise MessageNotFoundError(
             f"no broker has a message at {text}.",
-            fix="Name its topic: the id that a producer made is looked for in one.",
+            fix="Name its topic. The id of a producer can only be found in a topic.",
         )
     names = [topic] if topic is not None else (yield from topics(directory))
-    for name in sorted(names, key=BROKERS_TOPICS.__contains__):  # what was delivered, first
+    for name in sorted(names, key=is_send_forbidden_topic):  # system topics last
         for message in (yield from messages_by_id(brokers, name, text)):
             return message
     raise MessageNotFoundError(
         f"no message has the id {text}{f' in {topic}' if topic is not None else ''}.",
-        fix="It may be deleted already, or the id is of another cluster.",
+        fix="Check the id and the cluster. The message may have been deleted.",
     )
 
 
@@ -203,16 +212,18 @@ def read_range(
     high: int,
     take: Callable[[list[StoredMessage]], bool],
 ) -> Conversation[None]:
-    """Hands the messages with offsets [low, high) to `take`, a page at a time, while it returns
-    True."""
+    """Read the messages [low, high) of a queue, and call `take(page)` while it returns True.
+
+    Messages that are no longer stored are left out.
+    """
     everything = subscribe(queue.topic, None)
     while low < high:
         count = min(PULL_MAX, high - low)
         command = requests.pull(
-            READ_GROUP, queue, low, count_max=count, subscription=everything, bulk=True
+            TOOLS_GROUP, queue, low, count_max=count, subscription=everything, bulk=True
         )
-        address = yield from directory.address(queue)
-        answer = pull_answer((yield Call(address, command)), queue.broker)
+        address = yield from directory.get_read_address(queue)
+        answer = parse_pull_response((yield Call(address, command)), queue.broker)
         if answer.status is PullStatus.FOUND:
             page = decode_records(answer.data, broker=queue.broker)
             wanted = [message for message in page if message.queue_offset < high]
@@ -225,7 +236,7 @@ def read_range(
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Messages that were found, the newest first, of so many that were read."""
+    """The matching messages of a topic, newest first, and how many messages were read."""
 
     messages: list[StoredMessage]
     read: int
@@ -241,9 +252,12 @@ def messages_between(
     count_max: int = COUNT_MAX,
     read_max: int = READ_MAX,
 ) -> Conversation[Scan]:
-    """Messages of a topic stored from `begin_ms` to `end_ms` that an SQL92 expression takes ("":
-    all), read from the newest of each queue on; evaluated here, so before any broker. At most
-    `read_max` are read. Raises FilterSyntaxError, RouteNotFoundError."""
+    """Return messages of a topic stored from `begin_ms` to `end_ms` that match an SQL92 expression.
+
+    "" as `where` matches all messages. The newest messages of each queue are read, and the
+    expression is evaluated here, so it works with any broker. At most `read_max` messages are read,
+    and `count_max` returned. Raises FilterSyntaxError, RouteNotFoundError.
+    """
     wanted = compile_sql92(where) if where else None
     ranges = []
     for queue in (yield from queues(directory, topic)):
@@ -277,7 +291,7 @@ def messages_between(
     return Scan(found[:count_max], read)
 
 
-# ----------------------------------------------------------- what waits on SluiceMQ brokers
+# ------------------------------------------------- waiting messages on SluiceMQ brokers
 
 
 def delayed(
@@ -288,15 +302,20 @@ def delayed(
     count_max: int = LISTED_MAX,
     address: str | None = None,
 ) -> Conversation[dict[str, list[bodies.WaitingMessage]]]:
-    """Messages that wait for their delivery, by broker address and time; of a topic, with a
-    key or message id, or all; of one broker, or of every master. Only SluiceMQ brokers answer."""
+    """Return messages that wait for their delivery, by broker address, sorted by time.
+
+    `topic` and `key`, which may be a message id, select messages; `address` selects one broker.
+    None means all. Only SluiceMQ brokers answer. Raises RequestError.
+    """
 
     def page(cursor: str | None, count: int) -> Command:
         return requests.list_delayed(topic=topic, key=key, cursor=cursor, count_max=count)
 
     decode = bodies.decode_waiting
     found = yield from _listed(directory, page, "cursor", decode, count_max, address)
-    return {at: sorted(own, key=lambda item: item.due_ms) for at, own in found.items()}
+    return {
+        broker: sorted(waiting, key=lambda item: item.due_ms) for broker, waiting in found.items()
+    }
 
 
 def _listed(
@@ -307,26 +326,33 @@ def _listed(
     count_max: int,
     only: str | None,
 ) -> Conversation[dict[str, list[T]]]:
-    """What every master, or `only` the one there, lists in pages, by address. `page`: the request
-    from a cursor on for so many; the answer's `cursor_field` says where to go on."""
+    """Return what brokers list in pages, by broker address.
+
+    `page(cursor, count)` makes the request for `count` items from a cursor on, where None is the
+    beginning. The field `cursor_field` of a response contains the cursor of the next page. `only`
+    is the address of the only broker to ask; None means every master.
+    """
     found: dict[str, list[T]] = {}
     for address in [only] if only else (yield from masters(directory)).values():
-        mine: list[T] = []
+        items: list[T] = []
         cursor: str | None = None
-        while len(mine) < count_max:
-            command = page(cursor, min(count_max - len(mine), PAGE_MAX))
-            answer = yield from directory.ask(address, command)
-            mine += decode(answer.body)
+        while len(items) < count_max:
+            command = page(cursor, min(count_max - len(items), PAGE_MAX))
+            answer = yield from directory.call(address, command)
+            items += decode(answer.body)
             cursor = (answer.fields or {}).get(cursor_field)
             if not cursor:
                 break
-        found[address] = mine
+        found[address] = items
     return found
 
 
 def cancel_delayed(directory: Directory, address: str, handle: str) -> Conversation[None]:
-    """Never deliver a message that `delayed` lists. Raises RequestError when it is too late."""
-    yield from directory.ask(address, requests.cancel_delayed(handle=handle))
+    """Cancel the delivery of a message that `delayed` lists.
+
+    Raises RequestError if it is too late.
+    """
+    yield from directory.call(address, requests.cancel_delayed(handle=handle))
 
 
 def transactions(
@@ -337,8 +363,11 @@ def transactions(
     count_max: int = LISTED_MAX,
     address: str | None = None,
 ) -> Conversation[dict[str, list[bodies.OpenTransaction]]]:
-    """Undecided transactions by broker address, the oldest half messages first; of a producer
-    group, of a topic, or all; of one broker, or of every master. Only SluiceMQ brokers answer."""
+    """Return open transactions by broker address, those with the oldest prepared messages first.
+
+    `group`, the producer group, and `topic` select transactions; `address` selects one broker. None
+    means all. Only SluiceMQ brokers answer. Raises RequestError.
+    """
 
     def page(after: str | None, count: int) -> Command:
         return requests.list_transactions(
@@ -356,31 +385,33 @@ def resolve_transaction(
     *,
     address: str | None = None,
 ) -> Conversation[str | None]:
-    """Commit or roll back by hand, at one broker or at the first master that knows it; the broker's
-    address, None when it is undecided nowhere. A send that was tried again at another broker has
-    its id at both.
+    """Commit or roll back an open transaction, at one broker or at the first master that knows it.
 
-    Only SluiceMQ brokers answer. Raises RequestError.
+    Return the broker's address, None if no broker has it open. A send that was retried at another
+    broker has a transaction with this id at both. Only SluiceMQ brokers answer. Raises
+    RequestError.
     """
-    asked = [address] if address else list((yield from masters(directory)).values())
-    for at in asked:
+    brokers = [address] if address else list((yield from masters(directory)).values())
+    for broker in brokers:
         command = requests.resolve_transaction(transaction_id=transaction_id, outcome=int(state))
-        answer = yield Call(at, command)
+        answer = yield Call(broker, command)
         if answer.code != QUERY_NOT_FOUND:
-            expect_success(answer, at)
-            return at
+            expect_success(answer, broker)
+            return broker
     return None
 
 
-# ------------------------------------------------------------------------- the way of one
+# ------------------------------------------------------------------------------- timelines
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that happened. `cost_ms` None: it has not ended, or has no length.
+    """One event in the trace of a message.
 
-    `kind`: send, store, transaction, recall, deliver. `round`: how often the message had come to
-    the group before. `result`: of a delivery the outcome's name, None while nothing is known.
+    `kind` is send, store, transaction, recall or deliver. `result` is the outcome of a delivery,
+    None if it is unknown. `cost_ms` is None if the event has not ended, or has no duration. `round`
+    is how often the message had been delivered to the group before. `place` is the queue or the
+    address at which it happened.
     """
 
     time_ms: int
@@ -395,8 +426,12 @@ class Step:
 
 @dataclass(slots=True)
 class GroupTrace:
-    """What became of the message in one consumer group. `deliveries`: those that were traced;
-    `is_past`, where there are none: whether the group's committed offset is beyond the message."""
+    """What happened to the message in one consumer group.
+
+    `deliveries` counts the traced deliveries, and `results` are their outcomes. `consumed` is True
+    if one of them succeeded. `is_past` is known for groups without traces: whether their committed
+    offset is beyond the message.
+    """
 
     group: str
     deliveries: int = 0
@@ -407,7 +442,10 @@ class GroupTrace:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The way of one message. `unread`: trace records nobody could understand."""
+    """The trace of one message.
+
+    `unread` is the number of trace records that could not be decoded.
+    """
 
     message_id: str
     topic: str | None
@@ -421,13 +459,17 @@ class Timeline:
 def timeline(
     message_id: str, records: Iterable[TraceRecord], stored: StoredMessage | None, unread: int = 0
 ) -> Timeline:
-    """Puts records in order. Pure."""
+    """Return the timeline of a message: its records and its storing, in the order of their times.
+
+    A delivery with a beginning and an end becomes one step. `stored` is the message itself, None if
+    it is no longer stored.
+    """
     records = list(records)
-    ends = {r.request_id: r for r in records if isinstance(r, Finished)}
-    begun = {r.request_id for r in records if isinstance(r, Taken)}
+    ends = {r.request_id: r for r in records if isinstance(r, ConsumeTrace)}
+    begun = {r.request_id for r in records if isinstance(r, DeliveryTrace)}
     steps = []
     for record in records:
-        if not isinstance(record, Finished):
+        if not isinstance(record, ConsumeTrace):
             steps.append(_step(record, ends))
         elif record.request_id not in begun and ends[record.request_id] is record:
             began_ms = max((record.time_ms or 0) - record.cost_ms, 0)
@@ -440,15 +482,15 @@ def timeline(
         steps.append(Step(stored.store_time_ms, "store", place=place, detail=detail))
 
     def order(step: Step) -> tuple[int, int]:
-        """A message is stored after it was sent, whatever the clocks of two machines say."""
+        # A message is stored after it was sent, even if the clocks of two machines disagree.
         is_store = step.kind == "store"
         return max(step.time_ms, begin_ms) if is_store else step.time_ms, _ORDER[step.kind]
 
     steps.sort(key=order)
-    named = [r for r in records if isinstance(r, Published | Ended)]
+    named = [r for r in records if isinstance(r, SendTrace | TransactionTrace)]
     topic = next((r.topic for r in named if r.topic), stored.topic if stored else None)
     tags = next((r.tags for r in named if r.tags), stored.tag if stored else None)
-    keys = next((r.keys for r in records if not isinstance(r, Recalled) and r.keys), None)
+    keys = next((r.keys for r in records if not isinstance(r, RecallTrace) and r.keys), None)
     groups: dict[str, GroupTrace] = {}
     for step in steps:
         if step.kind == "deliver":
@@ -459,66 +501,85 @@ def timeline(
     return Timeline(message_id, topic, tags, keys, steps, list(groups.values()), unread)
 
 
-def _step(record: Published | Taken | Ended | Recalled, ends: dict[str | None, Finished]) -> Step:
+def _step(
+    record: SendTrace | DeliveryTrace | TransactionTrace | RecallTrace,
+    ends: dict[str | None, ConsumeTrace],
+) -> Step:
+    """Return the step of a record.
+
+    `ends` contains, by request id, the records that end deliveries.
+    """
     match record:
-        case Published() as r:
+        case SendTrace() as r:
             detail = f"{r.kind.name.lower()}, {r.body_length} bytes"
             result = "success" if r.success else "failed"
-            return Step(r.time_ms, "send", r.group, result, r.cost_ms, None, r.store_host, detail)
-        case Taken() as r:
+            return Step(
+                r.time_ms,
+                "send",
+                r.group,
+                result,
+                cost_ms=r.cost_ms,
+                place=r.store_host,
+                detail=detail,
+            )
+        case DeliveryTrace() as r:
             end = ends.get(r.request_id)
             outcome = end.outcome.name.lower() if end is not None else None
             cost_ms = end.cost_ms if end is not None else None
-            return Step(r.time_ms, "deliver", r.group, outcome, cost_ms, r.retry_times)
-        case Ended() as r:
+            return Step(
+                r.time_ms, "deliver", r.group, outcome, cost_ms=cost_ms, round=r.retry_times
+            )
+        case TransactionTrace() as r:
             why = "after a check" if r.from_check else None
             state = (r.state or "").lower()
             return Step(r.time_ms, "transaction", r.group, state, place=r.store_host, detail=why)
-        case Recalled() as r:
+        case RecallTrace() as r:
             return Step(r.time_ms, "recall", r.group, "success" if r.success else "failed")
 
 
-# ----------------------------------------------------------------------- what was traced
+# ---------------------------------------------------------------------------------- traces
 
 
 def trace(
     directory: Directory,
     message_id: str,
     *,
-    trace_topic: str = DEFAULT_TRACE_TOPIC,
+    trace_topic: str = TRACE_TOPIC,
     anywhere: bool = True,
 ) -> Conversation[Timeline]:
-    """What happened to a message, as far as clients have traced it; by the id of its producer or of
-    its broker. `anywhere` as in `message_by_id`, for one whose topic no trace names.
+    """Return what happened to a message, as far as clients have traced it.
 
-    Raises MessageNotFoundError without a trace, RouteNotFoundError without the topic.
+    The id may be that of the producer or of the broker. `anywhere` is that of `message_by_id`, for
+    a message whose topic no trace contains. Raises MessageNotFoundError if no trace exists,
+    RouteNotFoundError if the trace topic does not exist.
     """
-    wanted = message_id.strip()
-    traces = yield from _traces(directory, wanted, trace_topic)
+    known_id = message_id.strip()
+    traces = yield from _traces(directory, known_id, trace_topic)
     stored = None
     if not traces:
-        stored = yield from _stored(directory, wanted, None, anywhere)
-        if stored is not None and stored.message_id != wanted:
-            wanted = stored.message_id
-            traces = yield from _traces(directory, wanted, trace_topic)
-    records, unread = _records(traces, wanted, None)
-    if not any(isinstance(record, Published) for record in records):
-        stored = stored or (yield from _stored(directory, wanted, None, anywhere))
+        stored = yield from _stored(directory, known_id, None, anywhere)
+        if stored is not None and stored.message_id != known_id:
+            known_id = stored.message_id
+            traces = yield from _traces(directory, known_id, trace_topic)
+    records, unread = _records(traces, known_id, None)
+    if not any(isinstance(record, SendTrace) for record in records):
+        stored = stored or (yield from _stored(directory, known_id, None, anywhere))
         if stored is not None:
             late = yield from _batch_traces(directory, stored, trace_topic)
-            records += _records(late, wanted, stored.offset_message_id)[0]
+            records += _records(late, known_id, stored.offset_message_id)[0]
     if not records:
         where = f", though the message is in {stored.topic!r}" if stored is not None else ""
         raise MessageNotFoundError(
             f"the topic {trace_topic!r} has no trace of {message_id}{where}.",
-            fix="Clients write traces when they are told to: Sluice(…, trace=True), in Java "
-            "enableMsgTrace; a few seconds later they can be found. Traces in a topic of your own: "
-            "--topic.",
+            fix="Enable traces in the clients: Sluice(…, trace=True), in Java enableMsgTrace. "
+            "Traces are found a few seconds later. For traces in another topic, use --topic.",
         )
     if stored is None:
-        topic = next((r.topic for r in records if isinstance(r, Published | Ended)), None)
-        stored = yield from _stored(directory, wanted, topic, anywhere)
-    found = timeline(wanted, records, stored, unread)
+        topic = next(
+            (r.topic for r in records if isinstance(r, SendTrace | TransactionTrace)), None
+        )
+        stored = yield from _stored(directory, known_id, topic, anywhere)
+    found = timeline(known_id, records, stored, unread)
     if stored is not None:
         known = {group.group for group in found.groups}
         found.groups.extend((yield from _untraced_groups(directory, stored, known)))
@@ -528,7 +589,7 @@ def trace(
 def _untraced_groups(
     directory: Directory, stored: StoredMessage, traced: set[str]
 ) -> Conversation[list[GroupTrace]]:
-    """The groups of the message's topic that have traced no delivery of it."""
+    """Return the groups of the message's topic that have not traced its delivery."""
     queue = MessageQueue(stored.topic, stored.broker, stored.queue_id)
     found: list[GroupTrace] = []
     try:
@@ -537,14 +598,19 @@ def _untraced_groups(
             is_past = offset is not None and offset > stored.queue_offset
             found.append(GroupTrace(group, is_past=is_past))
     except (RequestError, RouteNotFoundError):
-        pass  # an older broker, or access rules: what the traces tell is still told
+        pass  # an older broker, or access rules: the timeline has the traced groups only
     return found
 
 
 def _traces(
     directory: Directory, message_id: str, trace_topic: str
 ) -> Conversation[list[StoredMessage]]:
-    """All trace messages that bear the id, oldest first. Raises RouteNotFoundError."""
+    """Return all trace messages with the id as a key, oldest first.
+
+    A broker returns at most the newest `COUNT_MAX` messages, so further ones are requested with an
+    earlier end until no new ones are found. Raises RouteNotFoundError if the trace topic does not
+    exist.
+    """
     found: dict[tuple[str, int, int], StoredMessage] = {}
     end_ms = TIME_MAX_MS
     try:
@@ -554,7 +620,7 @@ def _traces(
             )
             known = len(found)
             found |= {(m.broker, m.queue_id, m.queue_offset): m for m in page}
-            # The next page ends where no broker has held anything back; newest come first.
+            # Newest come first: a full page of a broker ends where its next page must begin.
             counts = Counter(message.broker for message in page)
             full = {broker for broker, count in counts.items() if count >= COUNT_MAX}
             oldest_ms = {m.broker: m.store_time_ms for m in page if m.broker in full}
@@ -564,8 +630,8 @@ def _traces(
     except (RouteNotFoundError, TopicNotFoundError):
         raise RouteNotFoundError(
             f"no broker has the trace topic {trace_topic!r}.",
-            fix="Set traceTopicEnable=true on a broker and restart it (or create the topic), then "
-            "switch traces on in the clients: Sluice(…, trace=True).",
+            fix="Set traceTopicEnable=true on a broker and restart it (or create the topic). Then "
+            "enable traces in the clients: Sluice(…, trace=True).",
         ) from None
     return sorted(found.values(), key=lambda message: message.store_time_ms)
 
@@ -573,8 +639,10 @@ def _traces(
 def _batch_traces(
     directory: Directory, stored: StoredMessage, trace_topic: str
 ) -> Conversation[list[StoredMessage]]:
-    """The trace messages of the time after a message was stored that tell of it, found by
-    reading."""
+    """Return the trace messages that mention a message and were stored shortly after it.
+
+    The trace topic is read: these messages do not have the id as a key.
+    """
     begin_ms, end_ms = stored.store_time_ms - _SKEW_MS, stored.store_time_ms + _LATE_MS
     names = stored.message_id.encode(), stored.offset_message_id.encode()
     found: list[StoredMessage] = []
@@ -595,7 +663,7 @@ def _batch_traces(
 def _stored(
     directory: Directory, message_id: str, topic: str | None, anywhere: bool
 ) -> Conversation[StoredMessage | None]:
-    """The message itself, if it is still there."""
+    """Return the message itself, None if it is no longer stored."""
     try:
         return (yield from message_by_id(directory, message_id, topic=topic, anywhere=anywhere))
     except MessageNotFoundError:
@@ -603,63 +671,43 @@ def _stored(
 
 
 def _records(
-    traces: Iterable[StoredMessage], wanted: str, place: str | None
+    traces: Iterable[StoredMessage], message_id: str, offset_message_id: str | None
 ) -> tuple[list[TraceRecord], int]:
-    """The records about one message, given by id and perhaps by where it lies; a trace message
-    tells of many."""
+    """Return (trace records of one message, number of records that could not be decoded).
+
+    A trace message contains records of several messages. `offset_message_id` is the message's
+    position, None if it is unknown.
+    """
     records: list[TraceRecord] = []
     unread = 0
     for message in traces:
-        decoded, odd = decode(message.body_or_raw)
+        decoded, odd = decode_trace_records(message.body_or_raw)
         unread += odd
-        records += [own for one in decoded if (own := record_about(one, wanted, place)) is not None]
+        for record in decoded:
+            own = record_of_message(record, message_id, offset_message_id)
+            if own is not None:
+                records.append(own)
     return list(dict.fromkeys(records)), unread
 
 
-def record_about(record: TraceRecord, wanted: str, place: str | None) -> TraceRecord | None:
-    """The record, when it is about the message; Java's record of a batch tells of several."""
-    if record.message_id == wanted:
+def record_of_message(
+    record: TraceRecord, message_id: str, offset_message_id: str | None
+) -> TraceRecord | None:
+    """Return the record if it is about the message, None otherwise.
+
+    The record of a Java batch is about several messages. It is returned with the ids of the one.
+    """
+    if record.message_id == message_id:
         return record
-    if not isinstance(record, Published):
+    if not isinstance(record, SendTrace):
         return None
     ids = (record.message_id or "").split(",")
     places = (record.offset_message_id or "").split(",")
-    if wanted in ids:
-        index = ids.index(wanted)
-    elif place in places:
-        index = places.index(place)
+    if message_id in ids:
+        index = ids.index(message_id)
+    elif offset_message_id in places:
+        index = places.index(offset_message_id)
     else:
         return None
     own = places[index] if index < len(places) else None
-    return replace(record, message_id=wanted, offset_message_id=own)
-
-
-# --------------------------------------------------------------------- facts of its fate
-
-
-@dataclass(frozen=True, slots=True)
-class MessageFacts:
-    """A stored message and its queue, which holds [offset_min, offset_max). `routed` are the
-    brokers on which clients find its topic to read, None without a route."""
-
-    message: StoredMessage
-    offset_min: int
-    offset_max: int
-    routed: frozenset[str] | None
-
-    @property
-    def queue(self) -> MessageQueue:
-        return MessageQueue(self.message.topic, self.message.broker, self.message.queue_id)
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A copy of a message in a group's retry topic or on its way there. `is_past`: the group's
-    offset is beyond it; `due_ms`: until when it waits, None when it does not or is not known;
-    `held`: it is popped; `is_popped`: so was the message before."""
-
-    times: int
-    is_past: bool
-    due_ms: int | None = None
-    held: bodies.InFlightMessage | None = None
-    is_popped: bool = False
+    return replace(record, message_id=message_id, offset_message_id=own)

@@ -1,7 +1,7 @@
-"""What `Admin` can do: one line an operation, bound by `core.talks.operation` for both shells.
+"""The operations of `Admin`: one line for each, bound to both shells by `conversations.operation`.
 
-Parameters, defaults and documentation stand at the Talk of each. Offsets are positions in one
-queue, times are milliseconds since 1970.
+The parameters, defaults and documentation of an operation are those of its function. Offsets are
+positions in one queue, times are milliseconds since 1970.
 """
 
 from typing import Final
@@ -10,66 +10,72 @@ from sluicemq.client.admin import (
     clients,
     definitions,
     explain,
-    letters,
+    filter_trials,
+    group_offsets,
+    group_report,
     messages,
     servers,
 )
-from sluicemq.client.admin import groups as group_talks
-from sluicemq.client.admin import replicas as replica_talks
-from sluicemq.client.admin import topics as topic_talks
+from sluicemq.client.admin import dead_letters as dead_letter_operations
+from sluicemq.client.admin import groups as group_operations
+from sluicemq.client.admin import replicas as replica_operations
+from sluicemq.client.admin import subscriptions as subscription_operations
+from sluicemq.client.admin import topics as topic_operations
 from sluicemq.client.core.conversations import operation
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 
 
-@helpful
+@with_hints
 class AdminOperations:
-    """Offsets, topics, groups, clusters; `route` is the shells'. Raises the errors of
-    `sluicemq.errors`."""
+    """Operations on clusters, brokers, topics, groups, offsets and messages.
 
-    cluster_info: Final = operation(topic_talks.cluster_info)
-    masters: Final = operation(topic_talks.masters)
-    runtime: Final = operation(topic_talks.runtime)
-    access_status: Final = operation(topic_talks.access_status)
-    replicas: Final = operation(replica_talks.replicas)
-    switch_master: Final = operation(replica_talks.switch_master)
-    elect_master: Final = operation(replica_talks.elect_master)
+    They raise the errors of `sluicemq.errors`. The shells add `route`.
+    """
 
-    topics: Final = operation(topic_talks.topics)
-    queues: Final = operation(topic_talks.queues)
-    create_topic: Final = operation(topic_talks.create_topic)
-    delete_topic: Final = operation(topic_talks.delete_topic)
-    topic_configs: Final = operation(topic_talks.topic_configs)
-    topic_stats: Final = operation(topic_talks.topic_stats)
-    topic_offsets: Final = operation(topic_talks.topic_offsets)
-    groups_of_topic: Final = operation(topic_talks.groups_of_topic)
+    cluster_info: Final = operation(topic_operations.cluster_info)
+    masters: Final = operation(topic_operations.masters)
+    runtime: Final = operation(topic_operations.runtime)
+    access_status: Final = operation(topic_operations.access_status)
+    replicas: Final = operation(replica_operations.replicas)
+    switch_master: Final = operation(replica_operations.switch_master)
+    elect_master: Final = operation(replica_operations.elect_master)
 
-    offsets: Final = operation(topic_talks.offsets)
-    offset_min: Final = operation(topic_talks.offset_min)
-    offset_max: Final = operation(topic_talks.offset_max)
-    earliest_time: Final = operation(topic_talks.earliest_time)
-    offset_by_time: Final = operation(topic_talks.offset_by_time)
-    committed_offset: Final = operation(topic_talks.committed_offset)
-    commit_offset: Final = operation(topic_talks.commit_offset)
+    topics: Final = operation(topic_operations.topics)
+    queues: Final = operation(topic_operations.queues)
+    create_topic: Final = operation(topic_operations.create_topic)
+    delete_topic: Final = operation(topic_operations.delete_topic)
+    topic_configs: Final = operation(topic_operations.topic_configs)
+    topic_stats: Final = operation(topic_operations.topic_stats)
+    topic_offsets: Final = operation(topic_operations.topic_offsets)
+    groups_of_topic: Final = operation(topic_operations.groups_of_topic)
 
-    groups: Final = operation(group_talks.groups)
-    create_group: Final = operation(group_talks.create_group)
-    contract: Final = operation(group_talks.contract)
-    change_contract: Final = operation(group_talks.change_contract)
-    members: Final = operation(group_talks.members)
-    progress: Final = operation(group_talks.progress)
-    group: Final = operation(group_talks.group)
-    consumers: Final = operation(group_talks.consumers)
-    running_info: Final = operation(group_talks.running_info)
-    consume_directly: Final = operation(group_talks.consume_directly)
+    offsets: Final = operation(topic_operations.offsets)
+    offset_min: Final = operation(topic_operations.offset_min)
+    offset_max: Final = operation(topic_operations.offset_max)
+    earliest_time: Final = operation(topic_operations.earliest_time)
+    offset_by_time: Final = operation(topic_operations.offset_by_time)
+    committed_offset: Final = operation(topic_operations.committed_offset)
+    commit_offset: Final = operation(topic_operations.commit_offset)
 
-    plan_reset: Final = operation(group_talks.plan_reset)
-    reset_offsets: Final = operation(group_talks.reset_offsets)
-    plan_clone: Final = operation(group_talks.plan_clone)
-    clone_offsets: Final = operation(group_talks.clone_offsets)
+    groups: Final = operation(group_operations.groups)
+    create_group: Final = operation(group_operations.create_group)
+    contract: Final = operation(group_operations.contract)
+    change_contract: Final = operation(group_operations.change_contract)
+    members: Final = operation(group_operations.members)
+    progress: Final = operation(group_operations.progress)
+    group: Final = operation(group_report.group)
+    consumers: Final = operation(group_operations.consumers)
+    running_info: Final = operation(group_operations.running_info)
+    consume_directly: Final = operation(group_operations.consume_directly)
 
-    lag: Final = operation(group_talks.lag)
-    matching: Final = operation(group_talks.matching)
-    try_filter: Final = operation(explain.try_filter)
+    plan_reset: Final = operation(group_offsets.plan_reset)
+    reset_offsets: Final = operation(group_offsets.reset_offsets)
+    plan_clone: Final = operation(group_offsets.plan_clone)
+    clone_offsets: Final = operation(group_offsets.clone_offsets)
+
+    lag: Final = operation(group_operations.lag)
+    matching: Final = operation(group_operations.matching)
+    try_filter: Final = operation(filter_trials.try_filter)
 
     message_by_id: Final = operation(messages.message_by_id)
     messages_by_key: Final = operation(messages.messages_by_key)
@@ -84,10 +90,11 @@ class AdminOperations:
     trace: Final = operation(messages.trace)
     explain_message: Final = operation(explain.explain_message)
     explain_group: Final = operation(explain.explain_group)
-    subscriptions: Final = operation(explain.subscriptions)
-    dead_letters: Final = operation(letters.dead_letters)
+    subscriptions: Final = operation(subscription_operations.subscriptions)
+    dead_letters: Final = operation(dead_letter_operations.dead_letters)
+    dead_letter_judge: Final = operation(dead_letter_operations.dead_letter_judge)
 
-    known_route: Final = operation(definitions.known_route)
+    current_route: Final = operation(definitions.current_route)
     put_topic: Final = operation(definitions.put_topic)
     put_topics: Final = operation(definitions.put_topics)
     topic_table: Final = operation(definitions.topic_table)
@@ -100,28 +107,28 @@ class AdminOperations:
     group_connections: Final = operation(clients.group_connections)
     producer_connections: Final = operation(clients.producer_connections)
     consume_stats: Final = operation(clients.consume_stats)
-    move_group: Final = operation(clients.move_group)
-    consume_stats_of: Final = operation(clients.consume_stats_of)
+    request_offset_reset: Final = operation(clients.request_offset_reset)
+    consume_stats_at: Final = operation(clients.consume_stats_at)
     producers: Final = operation(clients.producers)
-    offset_at: Final = operation(clients.offset_at)
+    offset_by_time_at: Final = operation(clients.offset_by_time_at)
     queue_units: Final = operation(clients.queue_units)
 
     broker_settings: Final = operation(servers.broker_settings)
     change_broker_settings: Final = operation(servers.change_broker_settings)
     name_server_settings: Final = operation(servers.name_server_settings)
     change_name_server_settings: Final = operation(servers.change_name_server_settings)
-    put_value: Final = operation(servers.put_value)
-    value: Final = operation(servers.value)
-    delete_value: Final = operation(servers.delete_value)
-    allow_writing: Final = operation(servers.allow_writing)
+    put_kv_config: Final = operation(servers.put_kv_config)
+    kv_config: Final = operation(servers.kv_config)
+    delete_kv_config: Final = operation(servers.delete_kv_config)
+    set_write_permission: Final = operation(servers.set_write_permission)
     clean_up: Final = operation(servers.clean_up)
     replication_status: Final = operation(servers.replication_status)
-    reset_flushed: Final = operation(servers.reset_flushed)
+    reset_flushed_position: Final = operation(servers.reset_flushed_position)
     roll_back_pops: Final = operation(servers.roll_back_pops)
     accounts: Final = operation(servers.accounts)
     account_versions: Final = operation(servers.account_versions)
     update_account: Final = operation(servers.update_account)
     delete_account: Final = operation(servers.delete_account)
     set_white_addresses: Final = operation(servers.set_white_addresses)
-    counted_at: Final = operation(servers.counted_at)
-    counted: Final = operation(servers.counted)
+    statistic_at: Final = operation(servers.statistic_at)
+    statistic: Final = operation(servers.statistic)

@@ -1,4 +1,8 @@
-"""What brokers and name servers are set to, what they count, and what they can be told to do."""
+"""Operations on single servers: settings, counters, cleaning, replication, accounts.
+
+Most of them take the address of one broker or name server. Offsets are positions in one queue,
+times are milliseconds since 1970.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,99 +11,117 @@ from sluicemq.client.admin.topics import masters_of_topic
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import NAME_SERVERS, Directory
-from sluicemq.client.core.requests import SUCCESS, number
+from sluicemq.client.core.requests import SUCCESS, int_field
 from sluicemq.wire import fastjson, headers
 from sluicemq.wire.declare import decode_header
 
 
 def _settings(body: bytes | memoryview) -> dict[str, str]:
-    """Lines of a .properties file as servers write them: nothing in them is escaped."""
+    """Parse the lines of a .properties file as servers send them, without any escaping."""
     lines = (line.partition("=") for line in bytes(body).decode().splitlines())
     return {key: value for key, separator, value in lines if separator and key[0] != "#"}
 
 
 def broker_settings(directory: Directory, address: str) -> Conversation[dict[str, str]]:
-    """All settings of a broker, with those that nobody has set."""
-    return _settings((yield from directory.ask(address, requests.broker_settings())).body)
+    """Return all settings of a broker, including defaults."""
+    return _settings((yield from directory.call(address, requests.broker_settings())).body)
 
 
 def change_broker_settings(
     directory: Directory, address: str, changes: Mapping[str, str]
 ) -> Conversation[None]:
-    """Changes settings of a broker, which writes them into its file."""
-    yield from directory.ask(address, requests.change_settings(changes))
+    """Change settings of a broker. The broker writes them to its file."""
+    yield from directory.call(address, requests.change_settings(changes))
 
 
 def name_server_settings(directory: Directory, address: str) -> Conversation[dict[str, str]]:
-    """All settings of a name server."""
-    return _settings((yield from directory.ask(address, requests.name_server_settings())).body)
+    """Return all settings of a name server, including defaults."""
+    return _settings((yield from directory.call(address, requests.name_server_settings())).body)
 
 
 def change_name_server_settings(
     directory: Directory, address: str, changes: Mapping[str, str]
 ) -> Conversation[None]:
-    """Changes settings of a name server."""
-    yield from directory.ask(address, requests.change_settings(changes, of_name_server=True))
+    """Change settings of a name server."""
+    yield from directory.call(address, requests.change_settings(changes, of_name_server=True))
 
 
-def put_value(directory: Directory, namespace: str, key: str, value: str) -> Conversation[None]:
-    """Keeps a value at every name server."""
+def put_kv_config(directory: Directory, namespace: str, key: str, value: str) -> Conversation[None]:
+    """Set a value of the name servers' key-value configuration, at every name server."""
     for server in directory.name_servers:
-        yield from directory.ask(server, requests.put_kv(namespace=namespace, key=key, value=value))
+        yield from directory.call(
+            server, requests.put_kv(namespace=namespace, key=key, value=value)
+        )
 
 
-def value(directory: Directory, namespace: str, key: str) -> Conversation[str]:
-    """What a name server keeps. Raises RequestError when there is nothing."""
-    answer = yield from directory.ask(NAME_SERVERS, requests.get_kv(namespace=namespace, key=key))
+def kv_config(directory: Directory, namespace: str, key: str) -> Conversation[str]:
+    """Return a value of the key-value configuration, as one name server has it.
+
+    Raises RequestError if there is none.
+    """
+    answer = yield from directory.call(NAME_SERVERS, requests.get_kv(namespace=namespace, key=key))
     return (answer.fields or {}).get("value", "")
 
 
-def delete_value(directory: Directory, namespace: str, key: str) -> Conversation[None]:
-    """Forgets a value at every name server."""
+def delete_kv_config(directory: Directory, namespace: str, key: str) -> Conversation[None]:
+    """Delete a value of the name servers' key-value configuration."""
     for server in directory.name_servers:
-        yield from directory.ask(server, requests.delete_kv(namespace=namespace, key=key))
+        yield from directory.call(server, requests.delete_kv(namespace=namespace, key=key))
 
 
-def allow_writing(
+def set_write_permission(
     directory: Directory, server: str, broker: str, *, allowed: bool
 ) -> Conversation[int]:
-    """Whether producers may choose a broker, by the word of one name server; the number of topics
-    that it is about. Until the broker starts anew, or is allowed again."""
+    """Allow or forbid producers to send to a broker, at one name server.
+
+    Return the number of topics.
+
+    A forbidden broker (wipeWritePerm) stays forbidden until it is restarted or allowed again.
+    """
     if allowed:
-        answer = yield from directory.ask(server, requests.add_write_permission(broker=broker))
-        return number(answer, "addTopicCount")
-    answer = yield from directory.ask(server, requests.wipe_write_permission(broker=broker))
-    return number(answer, "wipeTopicCount")
+        answer = yield from directory.call(server, requests.add_write_permission(broker=broker))
+        return int_field(answer, "addTopicCount")
+    answer = yield from directory.call(server, requests.wipe_write_permission(broker=broker))
+    return int_field(answer, "wipeTopicCount")
 
 
 def clean_up(directory: Directory, address: str, what: str) -> Conversation[None]:
-    """Deletes what nobody needs: expired `queues`, unused `topics`, expired files of the `log`."""
-    yield from directory.ask(address, requests.clean_up(what))
+    """Delete what a broker no longer needs.
+
+    `what` is "queues" for expired consume queues, "topics" for unused topics, or "log" for expired
+    files of the commit log.
+    """
+    yield from directory.call(address, requests.clean_up(what))
 
 
 def replication_status(directory: Directory, address: str) -> Conversation[dict[str, Any]]:
-    """What a broker says of its slaves, or of its master (spec/admin.md §4, 907)."""
-    answer = yield from directory.ask(address, requests.replication_status())
+    """Return what a broker reports of its slaves, or of its master (907; spec/admin.md §4)."""
+    answer = yield from directory.call(address, requests.replication_status())
     found: dict[str, Any] = fastjson.loads(answer.body)
     return found
 
 
-def reset_flushed(directory: Directory, address: str, offset: int) -> Conversation[None]:
-    """Tells a slave how far its master is flushed."""
-    yield from directory.ask(address, requests.reset_flushed(offset=offset))
+def reset_flushed_position(directory: Directory, address: str, offset: int) -> Conversation[None]:
+    """Tell a slave up to which position of the log its master is flushed."""
+    yield from directory.call(address, requests.reset_flushed(offset=offset))
 
 
 def roll_back_pops(directory: Directory, address: str) -> Conversation[None]:
-    """Has a broker bring back what is popped and not acknowledged, from where RocketMQ 5.4 keeps
-    it."""
-    yield from directory.ask(address, requests.roll_back_pops())
+    """Make a broker deliver messages again that are popped and not acknowledged.
+
+    It concerns the messages of which RocketMQ 5.4 keeps the state in its own store.
+    """
+    yield from directory.call(address, requests.roll_back_pops())
 
 
-def counted_at(
+def statistic_at(
     directory: Directory, address: str, name: str, key: str
 ) -> Conversation[tuple[float, int]]:
-    """(How many a second in the last minute, how many in the last day) of a count of a broker; 0
-    of one that it does not know (spec/admin.md §4, 315)."""
+    """Return a statistic of a broker as (count per second, count of one day).
+
+    The first is the rate of the last minute. Both are 0 if the broker does not know the statistic
+    (315; spec/admin.md §4).
+    """
     answer = yield Call(address, requests.statistics(name=name, key=key))
     if answer.code != SUCCESS:
         return 0.0, 0
@@ -108,13 +130,13 @@ def counted_at(
     return found["statsMinute"]["tps"], next(filter(None, sums), 0)
 
 
-def counted(
+def statistic(
     directory: Directory, name: str, key: str, topic: str
 ) -> Conversation[tuple[float, int]]:
-    """The same over the masters of a topic."""
+    """Return the sum of `statistic_at` over all masters of a topic."""
     rate, count = 0.0, 0
     for address in (yield from masters_of_topic(directory, topic)).values():
-        own_rate, own_count = yield from counted_at(directory, address, name, key)
+        own_rate, own_count = yield from statistic_at(directory, address, name, key)
         rate, count = rate + own_rate, count + own_count
     return rate, count
 
@@ -122,27 +144,30 @@ def counted(
 def update_account(
     directory: Directory, address: str, account: headers.UpdateAccountRequest
 ) -> Conversation[None]:
-    """Creates an account of a broker, or changes what is given."""
-    yield from directory.ask(address, requests.update_account(account))
+    """Create an account of a broker, or change the given fields of one."""
+    yield from directory.call(address, requests.update_account(account))
 
 
 def delete_account(directory: Directory, address: str, access_key: str) -> Conversation[None]:
-    """Deletes an account of a broker."""
-    yield from directory.ask(address, requests.delete_account(access_key=access_key))
+    """Delete an account of a broker."""
+    yield from directory.call(address, requests.delete_account(access_key=access_key))
 
 
 def set_white_addresses(
     directory: Directory, address: str, addresses: str, file: str | None = None
 ) -> Conversation[None]:
-    """Who is let in without a signature: addresses joined by commas, in the main file of a broker
-    or in the one that is named."""
+    """Set the addresses from which a broker accepts requests without a signature.
+
+    `addresses` is a list joined by commas. `file` is the rules file to change, None for the main
+    one.
+    """
     command = requests.set_white_addresses(addresses=addresses, file=file)
-    yield from directory.ask(address, command)
+    yield from directory.call(address, command)
 
 
 def accounts(directory: Directory, address: str) -> Conversation[dict[str, Any]]:
-    """The accounts of a broker, by the names of plain_acl.yml, their secrets masked."""
-    answer = yield from directory.ask(address, requests.accounts())
+    """Return the accounts of a broker as in plain_acl.yml, with masked secret keys."""
+    answer = yield from directory.call(address, requests.accounts())
     found: dict[str, Any] = fastjson.loads(answer.body)
     return found
 
@@ -150,6 +175,6 @@ def accounts(directory: Directory, address: str) -> Conversation[dict[str, Any]]
 def account_versions(
     directory: Directory, address: str
 ) -> Conversation[headers.AccessVersionResponse]:
-    """Which edition of its rules a broker has in force."""
-    answer = yield from directory.ask(address, requests.account_versions())
+    """Return the version of the access rules that a broker uses."""
+    answer = yield from directory.call(address, requests.account_versions())
     return decode_header(headers.AccessVersionResponse, answer.fields or {})

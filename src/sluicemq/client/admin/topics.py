@@ -1,7 +1,8 @@
-"""Clusters, brokers and topics; the offsets and times at the ends of a queue.
+"""Operations on clusters, brokers, topics and the offsets of queues.
 
-An operation is a Talk whose first parameter is the directory; `core.admin` makes them methods of
-`Admin`. Offsets are positions in one queue, times are milliseconds since 1970.
+An operation is a generator function, a `Conversation`, whose first parameter is the directory.
+`operations.AdminOperations` makes the operations methods of `Admin`. Offsets are positions in one
+queue, times are milliseconds since 1970.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,8 +17,8 @@ from sluicemq.client.core.requests import (
     SUCCESS,
     TOPIC_NOT_EXIST,
     expect_success,
-    is_refused,
-    number,
+    int_field,
+    is_access_denied,
     request_error,
 )
 from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestTimeoutError
@@ -39,17 +40,20 @@ from sluicemq.wire.tables import decode_topic_config
 
 
 def cluster_info(directory: Directory) -> Conversation[bodies.ClusterInfo]:
-    """All clusters and brokers that the name server knows."""
-    answer = yield from directory.ask(NAME_SERVERS, requests.cluster_info())
+    """Return all clusters and brokers that a name server knows."""
+    answer = yield from directory.call(NAME_SERVERS, requests.cluster_info())
     return bodies.decode_cluster_info(answer.body)
 
 
 def masters_of(info: bodies.ClusterInfo, cluster: str | None = None) -> dict[str, str]:
-    """Broker name -> master address. Raises ConfigurationError for a cluster that is not there."""
+    """Return broker name -> address of its master, of one cluster or of all if `cluster` is None.
+
+    Brokers without a master are left out. Raises ConfigurationError if the cluster does not exist.
+    """
     if cluster is not None and cluster not in info.clusters:
         raise ConfigurationError(
-            f"there is no cluster {cluster!r}.",
-            fix=f"The name server knows: {', '.join(sorted(info.clusters)) or 'none'}.",
+            f"the cluster {cluster!r} does not exist.",
+            fix=f"Use one of: {', '.join(sorted(info.clusters)) or 'none'}.",
         )
     wanted = set(info.brokers) if cluster is None else set(info.clusters[cluster])
     return {
@@ -60,29 +64,38 @@ def masters_of(info: bodies.ClusterInfo, cluster: str | None = None) -> dict[str
 
 
 def masters(directory: Directory, cluster: str | None = None) -> Conversation[dict[str, str]]:
-    """Broker name -> address of each master. Raises ConfigurationError for an unknown cluster."""
+    """Return broker name -> address of its master, of one cluster or of all if `cluster` is None.
+
+    Brokers without a master are left out. Raises ConfigurationError if the cluster does not exist.
+    """
     return masters_of((yield from cluster_info(directory)), cluster)
 
 
 def masters_of_topic(directory: Directory, topic: str) -> Conversation[dict[str, str]]:
-    """Broker name -> address of each master that has the topic. Raises RouteNotFoundError."""
-    route = yield from directory.route(topic)
-    masters = ((data.broker, data.addresses.get(MASTER_ID)) for data in route.brokers)
-    return {broker: address for broker, address in masters if address is not None}
+    """Return broker name -> address of its master, for each broker that has the topic.
+
+    Raises RouteNotFoundError if the topic has no route.
+    """
+    route = yield from directory.get_route(topic)
+    addresses = ((data.broker, data.addresses.get(MASTER_ID)) for data in route.brokers)
+    return {broker: address for broker, address in addresses if address is not None}
 
 
 def ask_each(
     brokers: Mapping[str, str], command: Command, *, absent: Collection[int] | None = ()
 ) -> Conversation[list[tuple[str, str, Command]]]:
-    """The same of several brokers: (name, address, answer) of each that succeeds. One that answers
-    with a code of `absent` (None: any) has nothing to tell; other codes are raised as RequestError.
+    """Send the same request to several brokers, given as name -> address.
+
+    Returns (broker name, address, response) of each broker that answers with SUCCESS. A broker that
+    answers with a code in `absent` has nothing to report and is left out; None means all codes.
+    Raises RequestError for other codes, and for a refusal unless `absent` is None.
     """
     found = []
     for name, address in brokers.items():
         answer = yield Call(address, command)
         if answer.code == SUCCESS:
             found.append((name, address, answer))
-        elif absent is not None and (answer.code not in absent or is_refused(answer)):
+        elif absent is not None and (answer.code not in absent or is_access_denied(answer)):
             raise request_error(answer, address)
     return found
 
@@ -94,7 +107,7 @@ def ask_masters(
     topic: str | None = None,
     absent: Collection[int] = (),
 ) -> Conversation[list[tuple[str, str, Command]]]:
-    """`ask_each` of all masters, or of those that have a topic."""
+    """Send the same request to all masters, or to those that have `topic`. See `ask_each`."""
     if topic is None:
         brokers = yield from masters(directory)
     else:
@@ -103,22 +116,24 @@ def ask_masters(
 
 
 def runtime(directory: Directory, address: str) -> Conversation[dict[str, str]]:
-    """The counters of one broker."""
-    answer = yield from directory.ask(address, requests.runtime_info())
+    """Return the counters of the broker at an address."""
+    answer = yield from directory.call(address, requests.runtime_info())
     return bodies.decode_kv_table(answer.body)
 
 
 def access_status(directory: Directory) -> Conversation[dict[str, dict[str, Any]]]:
-    """Return how the access rules of each broker and of each protected name server stand, by
-    address: `enabled`, since when they are in force (`sinceMs`), `accounts`, the last `error`,
-    requests `refused` by access key. `server` is "broker" or "nameserver"; one process may be both,
-    at two addresses."""
+    """Return the state of the access rules of every broker and protected name server, by address.
+
+    Each state contains `server` ("broker" or "nameserver"), `enabled`, `sinceMs` (since when the
+    rules are in force), `accounts`, the last `error`, and `refused`, the number of refused requests
+    by access key. A process may be a broker and a name server at two addresses.
+    """
     found: dict[str, dict[str, Any]] = {}
     for server in directory.name_servers:
         try:
             answer = yield Call(server, requests.access_status())
         except (ConnectionLostError, RequestTimeoutError):
-            continue  # another one answers below, or none does
+            continue  # if no name server answers, the requests below raise
         if answer.code == SUCCESS and (state := fastjson.loads(answer.body)).get("enabled"):
             found[server] = {"server": "nameserver", **state}
     for _, address, answer in (yield from ask_masters(directory, requests.access_status())):
@@ -130,14 +145,14 @@ def access_status(directory: Directory) -> Conversation[dict[str, dict[str, Any]
 
 
 def topics(directory: Directory) -> Conversation[list[str]]:
-    """All topic names, sorted."""
-    answer = yield from directory.ask(NAME_SERVERS, requests.topic_list())
+    """Return the names of all topics, sorted."""
+    answer = yield from directory.call(NAME_SERVERS, requests.topic_list())
     return sorted(set(bodies.decode_topic_list(answer.body)))
 
 
 def queues(directory: Directory, topic: str) -> Conversation[list[MessageQueue]]:
-    """The readable queues of a topic, sorted."""
-    return read_queues(topic, (yield from directory.route(topic)))
+    """Return the readable queues of a topic, sorted. Raises RouteNotFoundError."""
+    return read_queues(topic, (yield from directory.get_route(topic)))
 
 
 def create_topic(
@@ -149,69 +164,89 @@ def create_topic(
     perm: int = 6,
     cluster: str | None = None,
     order: bool | None = None,
-    type: str | None = None,  # noqa: A002 - what RocketMQ calls it
+    type: str | None = None,  # noqa: A002 - RocketMQ's name for it
     attributes: Mapping[str, str | None] | None = None,
     force: bool = False,
 ) -> Conversation[list[str]]:
-    """Creates or changes a topic on every master (of one cluster); returns the broker names.
+    """Create or change a topic on every master (of one cluster). Return the broker names.
 
-    `type` is "normal", "fifo", "delay" or "transaction", the attribute message.type;
-    `attributes` are others to be set, or taken away where the value is None. What is not given
-    stays as it is.
+    `queues` is the number of queues that consumers read on each broker, and `write_queues` the
+    number that producers send to; None means the same. `perm` is 2 (write), 4 (read) or 6 (both).
+    `type` is "normal", "fifo", "delay" or "transaction" and sets the attribute message.type.
+    `attributes` are other attributes to set, or to remove if the value is None. Attributes that are
+    not named keep their values.
 
-    `order`: True makes it a topic of strict order: producers keep the number of its queues also
-    while a broker is away (the name servers need orderMessageEnable=true); False ends that.
+    With `order` True, producers keep the number of the topic's queues while a broker is down, so
+    that a sharding key stays in its queue (the name servers need orderMessageEnable=true). False
+    ends this, and None changes nothing.
 
-    No consumer reads a queue whose number is `queues` or higher. Unless `force` is set, a change
-    that hides a queue with messages in this way is refused.
+    Consumers do not read queues whose number is `queues` or higher. Unless `force` is set, a change
+    that hides messages in such queues is refused.
 
-    Raises ConfigurationError for a bad name, count, type or cluster, and for a change that would
-    hide messages; RequestError when a broker refuses.
+    Raises ConfigurationError for an invalid name, count, permission, type or cluster, and for a
+    change that would hide messages; RequestError if a broker refuses the request.
     """
     writers = queues if write_queues is None else write_queues
     changes = dict(attributes or {})
     check_topic(name)
-    checks = [
-        (min(queues, writers) < 1, f"{min(queues, writers)} queues are asked for.",
-         "A topic has at least one."),
-        (not 0 <= perm <= 7, f"the permission is {perm}.",
-         "It is 2 (write), 4 (read) or 6 (both)."),
-        (type is not None and type.upper() not in MESSAGE_TYPES,
-         f"the type of topic {name} is {type!r}.",
-         f"It is one of {', '.join(one.lower() for one in MESSAGE_TYPES)}."),
-        *(
-            (not key or {",", "="} & set(key) or value == "" or "," in (value or ""),
-             f"the attribute {key!r} = {value!r} cannot be sent.",
-             "Neither is empty or holds a comma, a name no equals sign.")
-            for key, value in changes.items()
-        ),
-    ]  # fmt: skip
-    for is_wrong, what, fix in checks:
-        if is_wrong:
-            raise ConfigurationError(what, fix=fix)
+    _check_topic_settings(name, min(queues, writers), perm, type, changes)
     if type is not None:
         changes[MESSAGE_TYPE] = type.upper()
     config = TopicConfig(name, queues, writers, perm, order=bool(order))
     found = yield from masters(directory, cluster)
     if not found:
-        raise ConfigurationError("no broker is registered.", fix="Start one: sluice broker.")
+        raise ConfigurationError("no broker is registered.", fix='Start one with "sluice broker".')
     if not force:
         yield from _check_nothing_hidden(found, name, queues)
-    if order is not None:  # first, so that the brokers hear of it when they register the topic
+    if order is not None:  # first, because brokers read it when they register the topic
         value = ";".join(f"{broker}:{writers}" for broker in sorted(found))
         for server in directory.name_servers:
             command = requests.delete_kv(namespace=ORDER_TOPICS, key=name)
             if order:
                 command = requests.put_kv(namespace=ORDER_TOPICS, key=name, value=value)
-            yield from directory.ask(server, command)
+            yield from directory.call(server, command)
     yield from ask_each(found, requests.update_topic(config, changes))
-    directory.routes.forget(name)
+    directory.routes.expire(name)
     return sorted(found)
 
 
+def _check_topic_settings(
+    topic: str,
+    queues: int,
+    perm: int,
+    message_type: str | None,
+    attributes: Mapping[str, str | None],
+) -> None:
+    """Raise ConfigurationError for a setting that brokers would not accept."""
+    if queues < 1:
+        raise ConfigurationError(
+            f"a topic must have at least 1 queue, got {queues}.", fix="Use 1 or more queues."
+        )
+    if not 0 <= perm <= 7:
+        raise ConfigurationError(
+            f"the permission must be 0 to 7, got {perm}.",
+            fix="Use 2 (write), 4 (read) or 6 (both).",
+        )
+    if message_type is not None and message_type.upper() not in MESSAGE_TYPES:
+        raise ConfigurationError(
+            f"the type of topic {topic} must not be {message_type!r}.",
+            fix=f"Use one of {', '.join(one.lower() for one in MESSAGE_TYPES)}.",
+        )
+    for key, value in attributes.items():
+        if not key or {",", "="} & set(key) or value == "" or "," in (value or ""):
+            raise ConfigurationError(
+                f"the attribute {key!r} = {value!r} cannot be sent.",
+                fix="Use a name and a value that are not empty and have no comma, and no = in the "
+                "name.",
+            )
+
+
 def _check_nothing_hidden(brokers: Mapping[str, str], name: str, queues: int) -> Conversation[None]:
-    """Raise ConfigurationError if topic `name` holds messages, on one of these brokers, in a queue
-    whose number is `queues` or higher."""
+    """Raise ConfigurationError if a topic has messages in a queue that consumers would not read.
+
+    `queues` is the new number of queues, so these are the queues whose number is `queues` or
+    higher. `brokers` are the brokers to ask, as name -> address.
+    """
     command = requests.topic_stats(topic=name)
     hidden: dict[MessageQueue, int] = {}
     for _, _, answer in (yield from ask_each(brokers, command, absent={TOPIC_NOT_EXIST})):
@@ -224,29 +259,31 @@ def _check_nothing_hidden(brokers: Mapping[str, str], name: str, queues: int) ->
         raise ConfigurationError(
             f"with {queues} queues on each broker, no consumer would read {sum(hidden.values())} "
             f"stored messages of topic {name} ({places}{', …' if len(hidden) > 8 else ''}).",
-            fix="Let the groups read these queues first, or hide them with --force, in Python "
-            "force=True: they can be read again when the topic has as many queues as before.",
+            fix="Let the groups read these queues first, or hide them with --force (in Python: "
+            "force=True). They can be read again when the topic has as many queues as before.",
         )
 
 
 def delete_topic(
     directory: Directory, name: str, *, cluster: str | None = None
 ) -> Conversation[None]:
-    """Deletes a topic on every master, then on every name server."""
+    """Delete a topic on every master, or on those of one cluster, then on the name servers."""
     info = yield from cluster_info(directory)
     yield from ask_each(masters_of(info, cluster), requests.delete_topic_on_broker(topic=name))
     for server in directory.name_servers:
         for cluster_name in info.clusters if cluster is None else [cluster]:
             command = requests.delete_topic_on_name_server(topic=name, cluster=cluster_name)
-            yield from directory.ask(server, command)
+            yield from directory.call(server, command)
         if cluster is None:
             yield Call(server, requests.delete_kv(namespace=ORDER_TOPICS, key=name))
-    directory.routes.drop(name)
+    directory.routes.remove(name)
 
 
 def topic_configs(directory: Directory, topic: str) -> Conversation[dict[str, TopicConfig]]:
-    """Broker name -> what its master keeps of a topic, with its attributes; RocketMQ 4 does not
-    tell. Raises RouteNotFoundError."""
+    """Return broker name -> configuration of a topic, with its attributes.
+
+    Brokers of RocketMQ 4 do not report it and are left out. Raises RouteNotFoundError.
+    """
     command = requests.topic_config(topic=topic, logical=True)
     absent = {TOPIC_NOT_EXIST, int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)}
     answers = yield from ask_masters(directory, command, topic=topic, absent=absent)
@@ -254,7 +291,10 @@ def topic_configs(directory: Directory, topic: str) -> Conversation[dict[str, To
 
 
 def topic_stats(directory: Directory, topic: str) -> Conversation[bodies.TopicStats]:
-    """`topic_offsets` with how many messages come in a second."""
+    """Return the offsets of each queue of a topic, and how many messages arrive per second.
+
+    Raises RouteNotFoundError.
+    """
     command = requests.topic_stats(topic=topic)
     found: dict[MessageQueue, bodies.QueueStats] = {}
     rate = 0.0
@@ -268,62 +308,68 @@ def topic_stats(directory: Directory, topic: str) -> Conversation[bodies.TopicSt
 def topic_offsets(
     directory: Directory, topic: str
 ) -> Conversation[dict[MessageQueue, bodies.QueueStats]]:
-    """Queue -> first offset, next offset, time of the last message."""
+    """Return queue -> its first offset, its next offset, and the time of its last message.
+
+    Raises RouteNotFoundError.
+    """
     return dict((yield from topic_stats(directory, topic)).queues)
 
 
 def groups_of_topic(directory: Directory, topic: str) -> Conversation[list[str]]:
-    """The groups that read a topic, or have offsets in it."""
+    """Return the groups that read a topic or have offsets in it, sorted.
+
+    Raises RouteNotFoundError.
+    """
     command = requests.groups_of_topic(topic=topic)
     found: set[str] = set()
     for _, _, answer in (yield from ask_masters(directory, command, topic=topic)):
         found.update(bodies.decode_group_list(answer.body))
-    return sorted(found - {topic})  # A Java broker lists the topic itself (spec/traffic, item 29).
+    return sorted(found - {topic})  # RocketMQ lists the topic itself (spec/traffic, item 29)
 
 
 # ---------------------------------------------------------------------------------- queues
 
 
 def offset_min(directory: Directory, queue: MessageQueue) -> Conversation[int]:
-    """The first offset that is still stored."""
-    return number((yield from directory.ask(queue, requests.offset_min(queue))), "offset")
+    """Return the first offset that is stored in a queue."""
+    return int_field((yield from directory.call(queue, requests.offset_min(queue))), "offset")
 
 
 def offset_max(directory: Directory, queue: MessageQueue) -> Conversation[int]:
-    """The offset that the next message will get."""
-    return number((yield from directory.ask(queue, requests.offset_max(queue))), "offset")
+    """Return the offset that the next message of a queue will get."""
+    return int_field((yield from directory.call(queue, requests.offset_max(queue))), "offset")
 
 
 def earliest_time(directory: Directory, queue: MessageQueue) -> Conversation[int]:
-    """When the oldest message there was stored; -1 when the queue is empty."""
-    return number((yield from directory.ask(queue, requests.earliest_time(queue))), "timestamp")
+    """Return the time at which the oldest message of a queue was stored, -1 if there is none."""
+    return int_field((yield from directory.call(queue, requests.earliest_time(queue))), "timestamp")
 
 
 def offsets(directory: Directory, queue: MessageQueue) -> Conversation[tuple[int, int]]:
-    """(first stored offset, offset that the next message will get)."""
+    """Return (first stored offset, offset of the next message) of a queue."""
     first = yield from offset_min(directory, queue)
     return first, (yield from offset_max(directory, queue))
 
 
 def offset_by_time(directory: Directory, queue: MessageQueue, time_ms: int) -> Conversation[int]:
-    """The first offset stored at `time_ms` or later."""
+    """Return the first offset of a queue whose message was stored at `time_ms` or later."""
     command = requests.offset_by_time(queue, time_ms)
-    return number((yield from directory.ask(queue, command)), "offset")
+    return int_field((yield from directory.call(queue, command)), "offset")
 
 
 def committed_offset(
     directory: Directory, group: str, queue: MessageQueue
 ) -> Conversation[int | None]:
-    """The committed offset of a group, None when it never committed."""
-    address = yield from directory.address(queue)
+    """Return the committed offset of a group in a queue, None if it has none."""
+    address = yield from directory.get_read_address(queue)
     answer = yield Call(address, requests.offset_of_group(group, queue))
     if answer.code == QUERY_NOT_FOUND:
         return None
-    return number(expect_success(answer, address), "offset")
+    return int_field(expect_success(answer, address), "offset")
 
 
 def commit_offset(
     directory: Directory, group: str, queue: MessageQueue, offset: int
 ) -> Conversation[None]:
-    """Sets the committed offset of a group, also backwards."""
-    yield from directory.ask(queue, requests.commit_offset(group, queue, offset))
+    """Set the committed offset of a group in a queue, also to a lower offset."""
+    yield from directory.call(queue, requests.commit_offset(group, queue, offset))

@@ -7,30 +7,29 @@ as sendable: judged once more, the oldest first, each with the id that follows f
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from sluicemq.client.admin.letters import (
+from sluicemq.client.admin.dead_letters import (
     RETRY,
     SENDABLE,
-    Edit,
-    Judge,
-    Letters,
-    Replay,
-    clusters,
-    edited,
-    kind_of,
-    named_properties,
+    DeadLetterEdit,
+    DeadLetterReplay,
+    NewestDeadLetters,
+    body_changes,
+    cluster_dead_letters,
+    cluster_key,
     origin_of,
-    wanted_of,
+    prepare_replay,
+    property_changes,
+    send_replay,
 )
-from sluicemq.client.core.messages import add_properties
 from sluicemq.console.context import Answer, Context
 from sluicemq.console.pages.messages import address
 from sluicemq.console.parts import parts
-from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
+from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.model.message import KEYS, TAGS, StoredMessage
 from sluicemq.model.topic import DLQ_PREFIX
 
@@ -43,8 +42,6 @@ EDITS: Final = ("find", "put", "set", "remove", "tag", "keys", "to", "topic")
 PICK: Final = "pick."
 TARGETS: Final = ("origin", RETRY, "topic")
 SENT, FAILED = "sent", "failed"
-CHANGES_SHOWN: Final = 3
-AROUND_BYTES: Final = 40
 
 
 async def show_all(context: Context) -> Answer:
@@ -73,14 +70,14 @@ async def show(context: Context) -> Answer:
     found = await newest(context)
     return Answer({
         "group": context.path["group"], "found": found, "until_ms": until_ms(context, found),
-        "clusters": clusters(found.letters), "address": address,
+        "clusters": cluster_dead_letters(found.messages), "address": address,
     })  # fmt: skip
 
 
 async def show_cluster(context: Context) -> Answer:
     """The letters of one cluster, or all: to choose from, and to edit."""
     found = await newest(context)
-    chosen = selected(context, found.letters)
+    chosen = selected(context, found.messages)
     asked = asked_of(context)
     return Answer({
         "group": context.path["group"], "paged": context.paged(chosen), "address": address,
@@ -119,27 +116,23 @@ async def replay(context: Context) -> Answer:
     return Answer(values | {"paged": None}, noted=values["counts"])
 
 
-async def send(context: Context, one: Replay) -> None:
-    """Under the id of its place. Raises what a send raises."""
-    sender = context.mq.sender
-    outgoing = sender.prepare(one.message, one.message_id)
-    if one.system:
-        outgoing = add_properties(outgoing, one.system, "a retry")
-    await context.mq.cluster.run(sender.send(outgoing))
+async def send(context: Context, replay: DeadLetterReplay) -> None:
+    """Send the message of a replay. Raises the errors of a send."""
+    await context.mq.cluster.run(send_replay(context.mq.sender, replay))
 
 
 # ------------------------------------------------------------------------------ selections
 
 
-async def newest(context: Context) -> Letters:
+async def newest(context: Context) -> NewestDeadLetters:
     """The newest letters, until the time of the address."""
     until = context.number("until", 0)
     return await context.admin.dead_letters(context.path["group"], until_ms=until or None)
 
 
-def until_ms(context: Context, found: Letters) -> int:
+def until_ms(context: Context, found: NewestDeadLetters) -> int:
     """The time that names these letters, whatever comes meanwhile."""
-    last_ms = found.letters[0].store_time_ms if found.letters else context.clock.now_ms()
+    last_ms = found.messages[0].store_time_ms if found.messages else context.clock.now_ms()
     return context.number("until", last_ms)
 
 
@@ -172,11 +165,11 @@ def selected(context: Context, letters: list[StoredMessage]) -> list[StoredMessa
         return [one for one in letters if pick_of(one) in picked]
     if "cause" not in asked:
         return letters
-    kind = asked.get("origin", ""), asked["cause"]
-    return [one for one in letters if kind_of(one) == kind]
+    key = asked.get("origin", ""), asked["cause"]
+    return [one for one in letters if cluster_key(one) == key]
 
 
-def edit_of(asked: Mapping[str, str]) -> Edit:
+def edit_of(asked: Mapping[str, str]) -> DeadLetterEdit:
     """What the form says. Raises ConfigurationError."""
     properties: dict[str, str | None] = dict.fromkeys(asked.get("remove", "").split())
     for line in asked.get("set", "").splitlines():
@@ -194,13 +187,13 @@ def edit_of(asked: Mapping[str, str]) -> Edit:
     if to == "topic" and not asked.get("topic", "").strip():
         raise ConfigurationError("no topic is named.", fix="Name one, or choose the origin.")
     find, put = (asked.get(name, "").replace("\r\n", "\n").encode() for name in ("find", "put"))
-    return Edit(find, put, properties, asked["topic"].strip() if to == "topic" else to)
+    return DeadLetterEdit(find, put, properties, asked["topic"].strip() if to == "topic" else to)
 
 
 # ------------------------------------------------------------------------------------ plans
 
 
-Row = tuple[Replay, str, str]
+Row = tuple[DeadLetterReplay, str, str]
 """With its verdict, or what became of it, and the reason."""
 
 
@@ -210,7 +203,7 @@ class Plan:
     and reason. `asked` says it again."""
 
     rows: list[Row]
-    edit: Edit
+    edit: DeadLetterEdit
     asked: dict[str, str]
     begin: int
     count: int
@@ -221,18 +214,13 @@ async def planned(context: Context) -> Plan:
     group, found = context.path["group"], await newest(context)
     asked, begin = asked_of(context), max(0, context.number("from", 0))
     asked["until"] = str(until_ms(context, found))
-    edit, chosen = edit_of(asked), selected(context, found.letters)
-    replays = [edited(one, edit, group) for one in chosen[begin : begin + BATCH_MAX]]
-    missing = set()
-    for target in {one.message.topic for one in replays} - {""}:
-        try:
-            await context.admin.route(target)
-        except RouteNotFoundError:
-            missing.add(target)
-    wanted = wanted_of(
-        await context.admin.subscriptions(group), {one.read_as for one in replays} - {""}
+    edit, chosen = edit_of(asked), selected(context, found.messages)
+    replays = [prepare_replay(one, edit, group) for one in chosen[begin : begin + BATCH_MAX]]
+    judge = await context.admin.dead_letter_judge(
+        group,
+        {one.message.topic for one in replays} - {""},
+        {one.read_as for one in replays} - {""},
     )
-    judge = Judge(wanted, frozenset(missing))
     rows = [(one, *judge.verdict(one.row)) for one in replays]
     return Plan(rows, edit, asked, begin, len(chosen))
 
@@ -248,40 +236,13 @@ def said_of(context: Context, plan: Plan, rows: list[Row], shown: list[Row]) -> 
         "sendable": sum(counts[verdict] for verdict in SENDABLE), "address": address,
         "shown": [
             {
-                "letter": one.letter, "to": one.message.topic, "verdict": verdict, "reason": why,
+                "letter": one.dead_letter, "to": one.message.topic, "verdict": verdict,
+                "reason": why,
                 "new_id": one.message_id if verdict == SENT else "",
-                "body": list(changes(one.letter.body_or_raw, plan.edit)),
-                "places": one.letter.body_or_raw.count(find) if find else 0,
-                "properties": property_changes(one.letter, plan.edit),
+                "body": list(body_changes(one.dead_letter.body_or_raw, plan.edit)),
+                "places": one.dead_letter.body_or_raw.count(find) if find else 0,
+                "properties": property_changes(one.dead_letter, plan.edit),
             }
             for one, verdict, why in shown
         ],
     }  # fmt: skip
-
-
-def changes(body: bytes, edit: Edit) -> Iterator[tuple[str, str]]:
-    """The first changed places of a body as ("same" | "gone" | "new", text), with what is around
-    each; nothing when it stays as it is."""
-    at, place = 0, body.find(edit.find) if edit.find else -1
-    for _ in range(CHANGES_SHOWN):
-        if place < 0:
-            break
-        begin = max(at, place - AROUND_BYTES)
-        yield "same", ("…" if begin > at else "") + body[begin:place].decode(errors="replace")
-        yield "gone", edit.find.decode(errors="replace")
-        yield "new", edit.put.decode(errors="replace")
-        at = place + len(edit.find)
-        place = body.find(edit.find, at)
-    if at:
-        after = body[at : at + AROUND_BYTES].decode(errors="replace")
-        yield "same", after + ("…" if len(body) > at + AROUND_BYTES else "")
-
-
-def property_changes(letter: StoredMessage, edit: Edit) -> list[tuple[str, str, str]]:
-    """Name, old and new value ("": none) of what changes."""
-    before = named_properties(letter)
-    return [
-        (name, before.get(name, ""), value or "")
-        for name, value in sorted(edit.properties.items())
-        if before.get(name, "") != (value or "")
-    ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sluicemq.client.admin.letters import Edit, edited
+from sluicemq.client.admin.dead_letters import DeadLetterEdit, prepare_replay
 from sluicemq.client.core import requests
 from sluicemq.client.core.requests import expect_success
 from sluicemq.client.sync.admin import Admin
@@ -71,9 +71,12 @@ def test_causes_and_what_would_become_of_edited_letters_are_told(
     assert report.figures == {"letters": 24, "filtered": 11, "invalid": 1, "matches": 12}
     text = "\n".join(said)
     assert "exception: TimeoutError: no answer within # ms" in text
-    assert f"{topic}, the body is no JSON: region = 'eu' in 100%, 33% of the topic's newest" in text
     assert (
-        "filtered: The filter amount > 10 is false on it: amount > 10 is false (amount is" in text
+        f"{topic}, the body is not JSON: region = 'eu' in 100%, 33% of the topic's newest" in text
+    )
+    assert (
+        "filtered: The filter amount > 10 is false for the message: amount > 10 is false (amount is"
+        in text
     )
     assert "invalid: the tag 'A|B' contains '|'" in text
     for wrong, why in (
@@ -113,8 +116,8 @@ def test_a_replay_sends_each_edited_letter_once_and_reports_each(
         "filtered", "filtered", "sent", "invalid", "sent",
     ]  # fmt: skip
     assert "amount is '7', a String" in lines[7].error
-    letters = admin.dead_letters(group).letters
-    by_console = {edited(one, Edit(), group).message_id for one in letters}
+    letters = admin.dead_letters(group).messages
+    by_console = {prepare_replay(one, DeadLetterEdit(), group).message_id for one in letters}
     assert {line.new_id for line in lines.values() if line.new_id} < by_console
     again = read(columns="msg_id,keys,tags,properties,body").where("properties['fixed'] <> ''")
     found = {row.keys: row for row in again.collect()}

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from sluicemq.broker.failover.replica import LEASE_S, LogEnd, Replica
 from sluicemq.broker.replication.insync import Term
 from sluicemq.errors import RequestError, StoreError
 from sluicemq.files.incarnation import Incarnation
+from sluicemq.net.dispatch import Peer
 from sluicemq.testing.consensus import MemoryConsensus
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.testing.virtual import VirtualClock
@@ -308,12 +309,16 @@ async def test_a_switch_is_given_up_when_the_slaves_lack_something(
     service: MemoryConsensus, nodes: list[Node]
 ) -> None:
     await all_in_sync(service, nodes)
-    nodes[0].broker.in_sync.is_settled = False
+    in_sync = nodes[0].broker.in_sync
+    in_sync.is_settled = False
     nodes[0].replica.switch(None)
     await asyncio.sleep(1)
     assert nodes[0].broker.is_resting
+    decided = len(in_sync.terms)
+    in_sync.propose(frozenset({1, 2}))  # not possible during a switch: the set is decided after it
     await asyncio.sleep(5)
     assert not nodes[0].broker.is_resting
+    assert len(in_sync.terms) > decided
     assert masters(nodes) == [1]
     assert state_of(service).epoch == 1
 
@@ -498,3 +503,29 @@ async def test_whatever_gets_lost_one_epoch_has_one_master(
         one.client.unlucky = None
     await asyncio.sleep(30)
     assert len(masters(nodes)) == 1
+
+
+class FakeForwarder:
+    def __init__(self) -> None:
+        self.left: list[Peer] = []
+
+    def disconnected(self, peer: Peer) -> None:
+        self.left.append(peer)
+
+
+@pytest.mark.parametrize("has_forwarder", [True, False])
+def test_the_forwarder_learns_of_a_lost_connection(has_forwarder: bool) -> None:
+    forwarder = FakeForwarder() if has_forwarder else None
+    incarnation = Incarnation(CrashableFiles(), "/store", boot="boot")
+    replica = Replica(
+        FakeBroker(1, []),
+        MemoryConsensus().client(),
+        cluster="c",
+        broker="b",
+        replica_id=1,
+        incarnation=incarnation,
+        forwarder=cast("Any", forwarder),
+    )
+    peer = cast("Peer", object())
+    replica.disconnected(peer)
+    assert forwarder is None or forwarder.left == [peer]

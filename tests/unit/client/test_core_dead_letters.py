@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluicemq.client.admin.explain import GroupSubscriptions
-from sluicemq.client.admin.letters import (
+from sluicemq.client.admin.dead_letters import (
     INVALID,
     RETRY,
     UNCHECKED,
-    Edit,
-    Judge,
-    cause_of,
-    clusters,
-    edited,
-    kind_of,
+    DeadLetterEdit,
+    ReplayJudge,
+    cluster_dead_letters,
+    cluster_key,
+    failure_reason,
+    known_subscriptions,
     origin_of,
+    prepare_replay,
     replay_id,
-    wanted_of,
 )
+from sluicemq.client.admin.subscriptions import GroupSubscriptions
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
@@ -48,13 +48,18 @@ def undecodable_letter() -> StoredMessage:
 
 def test_a_letter_whose_body_cannot_be_decoded_is_a_cluster_and_is_not_sent() -> None:
     bad = undecodable_letter()
-    assert kind_of(bad)[1].startswith("body: it is not valid zlib data")
-    assert [len(one.examples) for one in clusters([bad, letter(b"x", **OWN)])] == [1, 1]
-    judge = Judge({"orders": (subscribe("orders", None),)})
-    verdict, reason = judge.verdict(edited(bad, Edit(find=b"not", put=b"now"), "billing").row)
+    assert cluster_key(bad)[1].startswith("body: it is not valid zlib data")
+    assert [len(one.examples) for one in cluster_dead_letters([bad, letter(b"x", **OWN)])] == [1, 1]
+    judge = ReplayJudge({"orders": (subscribe("orders", None),)})
+    verdict, reason = judge.verdict(
+        prepare_replay(bad, DeadLetterEdit(find=b"not", replacement=b"now"), "billing").row
+    )
     assert verdict == INVALID
     assert reason.startswith("its body cannot be sent. The body of message ")
-    assert judge.verdict(edited(letter(b"x", **OWN), Edit(), "billing").row)[0] != INVALID
+    assert (
+        judge.verdict(prepare_replay(letter(b"x", **OWN), DeadLetterEdit(), "billing").row)[0]
+        != INVALID
+    )
 
 
 LETTERS = st.builds(
@@ -73,9 +78,9 @@ LETTERS = st.builds(
         ({}, b"hello", "no hint in the message"),
         ({}, b"", "no hint in the message"),
         ({}, b' \n{"a": 1}', "no hint in the message"),
-        ({}, b'{"a": NaN}', "the body is no JSON"),
-        ({}, b"[1] tail", "the body is no JSON"),
-        ({}, b"[" * 5_000, "the body is no JSON"),
+        ({}, b'{"a": NaN}', "the body is not JSON"),
+        ({}, b"[1] tail", "the body is not JSON"),
+        ({}, b"[" * 5_000, "the body is not JSON"),
         ({}, b"{\xff", "the body is not UTF-8"),
         ({"MyError": "at 0x1F of 12\nline"}, b"{", "MyError: at # of #"),
         ({"stack": "s", "cause": "id 0a1b2c3d-0a1b2c3d4e5f"}, b"x", "cause: id #"),
@@ -87,18 +92,18 @@ LETTERS = st.builds(
 def test_the_cause_is_what_the_letter_tells(
     own: Mapping[str, str], body: bytes, cause: str
 ) -> None:
-    assert cause_of(own, body) == cause
+    assert failure_reason(own, body) == cause
 
 
 @settings(max_examples=30)
 @given(st.lists(LETTERS, max_size=12))
 def test_every_letter_is_in_the_one_cluster_of_its_kind(letters: list[StoredMessage]) -> None:
-    found = clusters(letters)
-    assert {(one.origin, one.cause) for one in found} == {kind_of(one) for one in letters}
+    found = cluster_dead_letters(letters)
+    assert {(one.origin, one.reason) for one in found} == {cluster_key(one) for one in letters}
     assert sum(one.messages for one in found) == len(letters)
     assert [one.messages for one in found] == sorted((o.messages for o in found), reverse=True)
     for one in found:
-        own = [it for it in letters if kind_of(it) == (one.origin, one.cause)]
+        own = [it for it in letters if cluster_key(it) == (one.origin, one.reason)]
         assert one.examples == own[:3]
         assert (one.first_ms, one.last_ms) == (
             min(it.store_time_ms for it in own), max(it.store_time_ms for it in own)
@@ -112,22 +117,22 @@ def test_the_origin_is_said_by_either_way_of_dying() -> None:
 
 
 def test_an_edit_changes_what_it_names_and_nothing_else() -> None:
-    plain = edited(letter(b"a NaN b NaN", **OWN), Edit(), "billing")
+    plain = prepare_replay(letter(b"a NaN b NaN", **OWN), DeadLetterEdit(), "billing")
     assert plain.message.topic == plain.read_as == "orders"
     assert (plain.message.tag, plain.message.keys, plain.message.flag) == ("A", ("k1", "k2"), 3)
     assert plain.message.properties == {"amount": "7"}
-    assert not plain.system
+    assert not plain.system_properties
     changes = {"amount": None, "fixed": "yes", "TAGS": None, "KEYS": "k9", "__SHARDINGKEY": "s"}
-    changed = edited(
-        letter(b"a NaN b NaN", **OWN), Edit(b"NaN", b"null", changes, RETRY), "billing"
+    changed = prepare_replay(
+        letter(b"a NaN b NaN", **OWN), DeadLetterEdit(b"NaN", b"null", changes, RETRY), "billing"
     )
     message = changed.message
     assert (message.topic, changed.read_as) == ("%RETRY%billing", "orders")
     assert message.body == b"a null b null"
     assert (message.tag, message.keys, message.sharding_key) == (None, ("k9",), "s")
     assert message.properties == {"fixed": "yes"}
-    assert changed.system == {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "0A"}
-    named = edited(letter(**OWN), Edit(to="bills"), "billing")
+    assert changed.system_properties == {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "0A"}
+    named = prepare_replay(letter(**OWN), DeadLetterEdit(to="bills"), "billing")
     assert named.message.topic == named.read_as == "bills"
 
 
@@ -135,13 +140,15 @@ def test_an_edit_changes_what_it_names_and_nothing_else() -> None:
 def test_a_letter_has_one_id_whatever_is_edited(
     one: StoredMessage, find: bytes, put: bytes, text: str
 ) -> None:
-    plain = edited(one, Edit(), "billing")
-    other = edited(one, Edit(find, put, {text: text, "TAGS": text}, text), "billing")
+    plain = prepare_replay(one, DeadLetterEdit(), "billing")
+    other = prepare_replay(
+        one, DeadLetterEdit(find, put, {text: text, "TAGS": text}, text), "billing"
+    )
     assert plain.message_id == other.message_id
     assert len(bytes.fromhex(plain.message_id)) == 16
     assert plain.message_id == plain.message_id.upper()
     assert plain.message.body == one.body
-    verdict, reason = Judge(None).verdict(other.row)
+    verdict, reason = ReplayJudge(None).verdict(other.row)
     assert verdict in (UNCHECKED, INVALID)
     assert reason
 
@@ -155,13 +162,16 @@ def test_ids_differ_by_place(places: set[tuple[str, int, int]]) -> None:
 def test_what_a_group_wants_is_what_anybody_says_or_is_not_known() -> None:
     a, b = subscribe("orders", "A"), Subscription("orders", "amount > 5", SQL92)
     known = GroupSubscriptions("g", {"one": {"orders": a}, "two": None}, {"orders": b})
-    wanted = wanted_of(known, ["orders", "bills"])
+    wanted = known_subscriptions(known, ["orders", "bills"])
     assert wanted is not None
     assert {one.expression for one in wanted["orders"]} == {"A", "amount > 5"}
     assert {one.tags for one in wanted["orders"]} == {frozenset({"A"}), frozenset()}
     assert wanted["bills"] == ()
-    assert wanted_of(GroupSubscriptions("g"), ["orders"]) is None
-    assert wanted_of(GroupSubscriptions("g", kept={"orders": b}), ["orders"]) is not None
+    assert known_subscriptions(GroupSubscriptions("g"), ["orders"]) is None
+    assert (
+        known_subscriptions(GroupSubscriptions("g", remembered={"orders": b}), ["orders"])
+        is not None
+    )
 
 
 def row(**changes: Any) -> Mapping[str, Any]:
@@ -181,7 +191,7 @@ SELECTOR = {"orders": (subscribe("orders", "amount > 5 AND KEYS = 'k1 k2'", "SQL
         ({"properties": {"amount": "5"}}, "filtered", "amount > 5 is false (amount is '5'"),
         ({"properties": {}}, "filtered", "amount > 5 is null (amount is absent)"),
         ({"read_as": "other"}, "filtered", "does not subscribe to 'other'"),
-        ({"target": None}, "invalid", "origin topic is not known"),
+        ({"target": None}, "invalid", "origin topic is unknown"),
         ({"target": "gone"}, "invalid", "'gone' does not exist"),
         ({"size": 0}, "invalid", "the body has 0 bytes"),
         ({"tags": "A||B"}, "invalid", "separates tags"),
@@ -192,12 +202,12 @@ SELECTOR = {"orders": (subscribe("orders", "amount > 5 AND KEYS = 'k1 k2'", "SQL
 def test_each_letter_gets_a_verdict_with_its_reason(
     changes: dict[str, Any], verdict: str, reason: str
 ) -> None:
-    found = Judge(SELECTOR, frozenset({"gone"})).verdict(row(**changes))
+    found = ReplayJudge(SELECTOR, frozenset({"gone"})).verdict(row(**changes))
     assert found[0] == verdict
     assert reason in found[1]
 
 
 def test_all_expressions_of_a_group_have_to_let_a_letter_through() -> None:
     unequal = {"orders": (subscribe("orders", "A"), subscribe("orders", "B"))}
-    assert Judge(unequal).verdict(row())[0] == "filtered"
-    assert Judge(None).verdict(row())[0] == "unchecked"
+    assert ReplayJudge(unequal).verdict(row())[0] == "filtered"
+    assert ReplayJudge(None).verdict(row())[0] == "unchecked"

@@ -1,0 +1,452 @@
+"""Rules of `sluice doctor` about the topic, the message and the group that it was asked about.
+
+`group_rules` and `message_rules` contain the rules about groups and messages that `sluice explain`
+applies, too.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from sluicemq.client.admin.diagnose.cluster_facts import (
+    HOUR_MS,
+    ClusterFacts,
+    MessageSearch,
+)
+from sluicemq.client.admin.diagnose.findings import Code, Rule, Severity, Values
+from sluicemq.client.admin.diagnose.group_facts import GroupFacts
+from sluicemq.client.admin.diagnose.server_rules import SKEW_MS, Condition, each, wiped_brokers
+from sluicemq.client.core.consuming import UNDECODABLE_NOTE
+from sluicemq.hints import did_you_mean
+from sluicemq.model.reachability import Reachability
+
+RETRIES_MIN: Final = 3
+"""A message with this many failed deliveries fails because of its content, not by chance."""
+ANY_TYPE: Final = frozenset({"", "MIXED", "UNSPECIFIED"})
+"""The values of a topic's message.type that accept messages of every type."""
+_SIMILARITY: Final = 0.8
+_OLD_SHARE: Final = 0.9
+"""Messages that are older than this share of fileReservedTime may be deleted soon."""
+
+
+# ------------------------------------------------------------------------------ the topic
+
+
+def _without_route_here(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield the name servers without a route of the topic, if another one has it."""
+    for server in facts.name_servers:
+        if server.has_route is False and facts.has_route:
+            yield {"server": server, "topic": facts.topic}
+
+
+def _missing_topic(*, exists: bool, is_created: bool | None = None) -> Condition:
+    """Return the condition that no name server has a route of the topic.
+
+    It holds if a broker has the topic (`exists`) or none has it. In the second case it also depends
+    on whether a send would create the topic (`is_created`).
+    """
+
+    def condition(facts: ClusterFacts) -> Iterator[Values]:
+        brokers = sorted({one.label for one in facts.brokers if one.topic is not None})
+        if facts.has_route is not False or not any(one.is_up for one in facts.brokers):
+            return
+        if bool(brokers) != exists:
+            return
+        if is_created is None or _creates_topics(facts) == is_created:
+            hint = did_you_mean(facts.topic or "", facts.known_topics, cutoff=_SIMILARITY)
+            yield {
+                "brokers": ", ".join(brokers),
+                "topic": facts.topic,
+                "hint": f" {hint}" if hint else "",
+            }
+
+    return condition
+
+
+def _creates_topics(facts: ClusterFacts) -> bool:
+    """Return whether the first send to a topic creates it."""
+    settings = {
+        broker.config.get("autoCreateTopicEnable", "true")
+        for broker in facts.masters
+        if broker.is_up
+    }
+    return any(one.creates_topics for one in facts.name_servers) and settings != {"false"}
+
+
+def _closed_topic(facts: ClusterFacts) -> Iterator[Values]:
+    if facts.has_route and not facts.is_readable and not facts.is_writable:
+        yield {"topic": facts.topic}
+
+
+def _unwritable_topic(facts: ClusterFacts) -> Iterator[Values]:
+    is_drained = any(True for _ in wiped_brokers(facts))
+    if facts.has_route and not facts.is_writable and not is_drained:
+        yield {"topic": facts.topic}
+
+
+def _unreadable_topic(facts: ClusterFacts) -> Iterator[Values]:
+    if facts.has_route and not facts.is_readable:
+        yield {"topic": facts.topic}
+
+
+def _gone_ordered_brokers(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield the brokers that the order configuration names, but not the route."""
+    if facts.route:
+        routed = {data.broker for data in facts.route.brokers}
+        for name in sorted(facts.ordered_brokers - routed):
+            yield {"broker": name, "topic": facts.topic}
+
+
+def _wrong_type(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield the type of the topic if producers send messages of another type."""
+    if not facts.type:
+        return
+    topics = [broker.topic for broker in facts.brokers if broker.topic]
+    types = {topic.attributes.get("message.type", "") for topic in topics}
+    for expected in sorted(types - ANY_TYPE):
+        if expected != facts.type.upper():
+            yield {"topic": facts.topic, "expected": expected, "sent": facts.type}
+
+
+TOPIC_RULES: Final = (
+    Rule(
+        Code.TOPIC_AT_OTHER_NAME_SERVER,
+        _without_route_here,
+        "The name server {server.address} has no route of {topic}, but another one has.",
+        "Let brokers register with all name servers: namesrvAddr = a:9876;b:9876. After a restart "
+        "of a name server, wait 30 s.",
+    ),
+    Rule(
+        Code.TOPIC_NOT_REGISTERED,
+        _missing_topic(exists=True),
+        "{brokers} has the topic {topic}, but no name server has its route.",
+        "Wait 30 s for the registration. If it does not succeed, the log of the broker has the "
+        "reason, or its namesrvAddr names other name servers.",
+    ),
+    Rule(
+        Code.TOPIC_NOT_SENT_TO,
+        _missing_topic(exists=False, is_created=True),
+        "Topic {topic} does not exist yet. It is created on the first send, never by a consumer."
+        "{hint}",
+        'Send a message to it, or create it with "sluice topic create {topic}".',
+    ),
+    Rule(
+        Code.TOPIC_MISSING,
+        _missing_topic(exists=False, is_created=False),
+        "Topic {topic} does not exist, and no broker creates topics automatically "
+        "(autoCreateTopicEnable).{hint}",
+        'Create it with "sluice topic create {topic}".',
+    ),
+    Rule(
+        Code.TOPIC_CLOSED,
+        _closed_topic,
+        "Topic {topic} can be neither read nor written: it has no permission.",
+        'Run "mqadmin updateTopicPerm -t {topic} -p 6".',
+    ),
+    Rule(
+        Code.TOPIC_NOT_WRITABLE,
+        _unwritable_topic,
+        "No queue of {topic} can be written: the topic, or its brokers, are read-only.",
+        'Run "mqadmin updateTopicPerm -t {topic} -p 6", or set brokerPermission = 6.',
+    ),
+    Rule(
+        Code.TOPIC_NOT_READABLE,
+        _unreadable_topic,
+        "No queue of {topic} can be read: the topic, or its brokers, are write-only.",
+        'Run "mqadmin updateTopicPerm -t {topic} -p 6", or set brokerPermission = 6.',
+    ),
+    Rule(
+        Code.ORDER_NAMES_GONE_BROKER,
+        _gone_ordered_brokers,
+        "The order configuration of {topic} names the broker {broker}, which is not in its route, "
+        "so sends to the queues of that broker fail.",
+        "Start the broker, or remove it with mqadmin updateOrderConf.",
+    ),
+    Rule(
+        Code.WRONG_TYPE,
+        _wrong_type,
+        "{topic} accepts messages of type {expected}, but producers send messages of type {sent}.",
+        "Send to a topic of that type, or change message.type (mqadmin updateTopic -a).",
+    ),
+)
+
+
+# ---------------------------------------------------------------------------- the message
+
+
+def _message(condition: Callable[[MessageSearch], bool]) -> Condition:
+    """Return the condition that `condition` holds for the message that doctor was asked about."""
+    return lambda facts: each(
+        "message", [facts.message] if facts.message and condition(facts.message) else []
+    )
+
+
+def _is_undecodable(message: MessageSearch) -> bool:
+    return message.stored is not None and message.stored.body_error is not None
+
+
+MESSAGE_RULES: Final = (
+    Rule(
+        Code.MESSAGE_DELAYED,
+        _message(lambda message: message.waiting == "delayed"),
+        "The message {message.message_id} is delayed and has not been delivered yet.",
+        'Wait until it is due. On SluiceMQ brokers, "sluice delay list" shows the time.',
+    ),
+    Rule(
+        Code.MESSAGE_HALF,
+        _message(lambda message: message.waiting == "half"),
+        "The message {message.message_id} is the prepared message of a transaction that was not "
+        "committed.",
+        'Commit it in the producer. See the open transactions with "sluice transaction list".',
+    ),
+    Rule(
+        Code.MESSAGE_EXPIRED,
+        _message(lambda message: message.is_expired),
+        "The message {message.message_id} is older than the messages that the brokers keep, so it "
+        "was deleted.",
+        "To keep later messages for longer, raise fileReservedTime if there is enough disk space.",
+    ),
+    Rule(
+        Code.MESSAGE_UNKNOWN,
+        _message(lambda message: message.is_unknown),
+        "No broker has a message {message.message_id}.",
+        "Check the id and the cluster. The send may have failed.",
+    ),
+    Rule(
+        Code.MESSAGE_UNDECODABLE,
+        _message(_is_undecodable),
+        "The body of the message {message.message_id} cannot be decoded: "
+        "{message.stored.body_error.reason}.",
+        "{message.stored.body_error.fix}",
+    ),
+)
+
+
+# ------------------------------------------------------------------ the group and its members
+
+
+def _group(condition: Callable[[GroupFacts], Iterator[Values]]) -> Condition:
+    """Return a condition on the facts about the group, which never holds without a group."""
+    return lambda facts: iter(()) if facts.group is None else condition(facts.group)
+
+
+def _skewed_clients(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield the clients whose clock is ahead. A clock that is behind looks like an idle client."""
+    for member in facts.group.members if facts.group else ():
+        if member.clock_ahead_ms > SKEW_MS:
+            yield {"client": member.client_id, "ahead_s": member.clock_ahead_ms / 1000}
+    stored = facts.message and facts.message.stored
+    if stored:
+        ahead_ms = stored.born_time_ms - stored.store_time_ms
+        if ahead_ms > SKEW_MS:
+            yield {"client": f"the producer at {stored.born_host}", "ahead_s": ahead_ms / 1000}
+
+
+def _mixed_models(group: GroupFacts) -> Iterator[Values]:
+    reported = {member.message_model for member in group.members if member.message_model}
+    models = sorted(reported | group.message_models)
+    if len(models) > 1:
+        yield {"group": group.name, "models": " and ".join(models).lower()}
+
+
+def _pops_and_pulls(group: GroupFacts) -> Iterator[Values]:
+    """Yield the members that hold queues of a topic which the group pops."""
+    for member in group.members:
+        pulled = {queue.topic for queue in member.info.queues} if member.info else set()
+        for topic in sorted(pulled & group.popped_topics):
+            yield {"client_id": member.client_id, "topic": topic, "group": group.name}
+
+
+def _undecodable_bodies(group: GroupFacts) -> Iterator[Values]:
+    """Yield the members that received messages with bodies that they could not decode."""
+    for member in group.members:
+        notes = member.info.notes if member.info is not None else {}
+        for name, text in notes.items():
+            if name.startswith(UNDECODABLE_NOTE):
+                count, _, newest = text.partition("; ")
+                yield {
+                    "client_id": member.client_id,
+                    "count": count,
+                    "topic": name.removeprefix(UNDECODABLE_NOTE),
+                    "newest": newest,
+                }
+
+
+def _poisoned_messages(group: GroupFacts) -> Iterator[Values]:
+    for message_id, times in group.failed_messages.items():
+        if times >= RETRIES_MIN:
+            yield {"message_id": message_id, "times": times, "group": group.name}
+
+
+def _blocked_queues(group: GroupFacts) -> Iterator[Values]:
+    """Yield the queues whose first message fails again and again in an ordered consumer."""
+    lags = {item.queue: item for item in group.application_lags if item.lag}
+    for member in group.members:
+        for queue in member.info.queues if member.info else ():
+            item = lags.get(queue)
+            if item is not None and queue.topic in member.failing_topics:
+                yield {"client_id": member.client_id, "queue": queue, "offset": item.committed}
+
+
+def _lost_messages(group: GroupFacts) -> Iterator[Values]:
+    return each("lag", (item for item in group.application_lags if item.lost))
+
+
+def _expiring_messages(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield the queues of SluiceMQ brokers whose unread messages are deleted next."""
+    for item in facts.group.application_lags if facts.group else ():
+        if item.messages_at_risk:
+            left_h = (item.loss_time_ms - facts.now_ms) / HOUR_MS if item.loss_time_ms else 0
+            yield {"queue": item.queue, "count": item.messages_at_risk, "left_h": max(left_h, 0)}
+
+
+def _maybe_expiring_messages(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield the queues of RocketMQ brokers whose unread messages may be deleted soon.
+
+    The message that was read last is nearly as old as fileReservedTime. In a topic with few
+    messages, the unread ones may be much younger.
+    """
+    reserved_h = {
+        broker.name: broker.number("fileReservedTime", 0)
+        for broker in facts.masters
+        if "sluiceVersion" not in broker.runtime
+    }
+    for item in facts.group.progress if facts.group else ():
+        kept_h = reserved_h.get(item.queue.broker, 0)
+        age_h = (facts.now_ms - item.last_time_ms) / HOUR_MS
+        is_old = item.last_time_ms > 0 and kept_h > 0 and age_h > _OLD_SHARE * kept_h
+        if is_old and item.lag:
+            yield {"queue": item.queue, "count": item.lag, "age_h": age_h}
+
+
+def _mute_members(group: GroupFacts) -> Iterator[Values]:
+    """Yield the members that do not answer, while the group has a lag."""
+    if any(item.lag for item in group.application_lags):
+        yield from each("client_id", (one.client_id for one in group.members if one.is_mute))
+
+
+def _unmatched_filters(group: GroupFacts) -> Iterator[Values]:
+    for trial in group.filters:
+        if trial.rows and not trial.matched:
+            conditions = ""
+            if trial.never_true:
+                conditions = f": {'; '.join(trial.never_true)} is true for none"
+            yield {"filter": trial, "conditions": conditions}
+
+
+def _new_dead_letters(facts: ClusterFacts) -> Iterator[Values]:
+    group = facts.group
+    if group and group.dead_letter_count and facts.now_ms - group.dead_letter_time_ms < HOUR_MS:
+        yield {"group": group.name, "count": group.dead_letter_count}
+
+
+GROUP_RULES: Final = (
+    Rule(
+        Code.CLIENT_CLOCK_SKEW,
+        _skewed_clients,
+        "The clock of {client} is at least {ahead_s:.0f} s ahead.",
+        "Synchronize it with a time server. Its time decides which messages are due, and which "
+        "members look stuck.",
+    ),
+    Rule(
+        Code.MODELS_MIXED,
+        _group(_mixed_models),
+        "Members of {group} consume with the message models {models}, but a broker keeps only that "
+        "of the last heartbeat.",
+        "Give the broadcasting members a group of their own.",
+    ),
+    Rule(
+        Code.POP_AND_PULL,
+        _group(_pops_and_pulls),
+        "{client_id} pulls {topic}, which other members of {group} pop, so messages are delivered "
+        "twice.",
+        "Let all members pop or all pull: use mqadmin setConsumeMode, or a group for each.",
+    ),
+    Rule(
+        Code.BODIES_UNDECODABLE,
+        _group(_undecodable_bodies),
+        "{client_id} cannot decode the bodies of {count} messages of {topic}. The newest error: "
+        "{newest}",
+        "Follow the advice of that error. Until then, on_undecodable decides what happens to such "
+        "messages.",
+    ),
+    Rule(
+        Code.MESSAGE_POISONED,
+        _group(_poisoned_messages),
+        "The message {message_id} has failed {times} times in {group}, and will be delivered "
+        "again.",
+        'Fix the handler, or let it store such messages elsewhere. See "sluice explain message '
+        '{message_id}".',
+    ),
+    Rule(
+        Code.QUEUE_BLOCKED,
+        _group(_blocked_queues),
+        "{client_id} fails repeatedly on offset {offset} of {queue.topic} queue {queue.queue_id} "
+        "on {queue.broker}, so later messages of the queue wait.",
+        'Fix the handler, or limit maxReconsumeTimes. Skip the message with "sluice group reset".',
+    ),
+    Rule(
+        Code.RETENTION_LOST,
+        _group(_lost_messages),
+        "{lag.lost:,} messages of {lag.queue.topic} queue {lag.queue.queue_id} on "
+        "{lag.queue.broker} were deleted before {lag.group} consumed them.",
+        "Raise fileReservedTime, or consume faster. The deleted messages cannot be restored.",
+    ),
+    Rule(
+        Code.RETENTION_NEAR,
+        _expiring_messages,
+        "{count:,} unread messages of {queue.topic} queue {queue.queue_id} on {queue.broker} will "
+        "be deleted in about {left_h:.1f} h.",
+        "Consume faster with more queues and members, or raise fileReservedTime now.",
+    ),
+    Rule(
+        Code.RETENTION_MAYBE_NEAR,
+        _maybe_expiring_messages,
+        "The message that was read last of {queue.topic} queue {queue.queue_id} on {queue.broker} "
+        "is {age_h:.1f} h old. If the {count:,} unread messages are as old, they will be deleted "
+        "soon.",
+        "Check how old the first unread message is. If it is that old, consume faster.",
+        Severity.NOTE,
+    ),
+    Rule(
+        Code.MEMBER_MUTE,
+        _group(_mute_members),
+        "{client_id} is connected but does not respond, and messages wait.",
+        "Look at its machine and restart it: the process hangs or is stopped.",
+    ),
+    Rule(
+        Code.FILTER_MATCHES_NOTHING,
+        _group(_unmatched_filters),
+        "The filter {filter.expression} matches none of the last {filter.rows:,} messages of "
+        "{filter.topic}{conditions}.",
+        'Try another filter with "sluice filter test", which shows the properties of the messages.',
+    ),
+    Rule(
+        Code.DEAD_LETTERS,
+        _new_dead_letters,
+        "Messages of {group} became dead letters within the last hour: %DLQ%{group} has {count:,}.",
+        "Look at them (consume %DLQ%{group}, or use the dead-letters pipeline) and fix the "
+        "handler.",
+    ),
+)
+
+
+# -------------------------------------------------------------------------------- last
+
+
+def _unreachable_vip_ports(facts: ClusterFacts) -> Iterator[Values]:
+    for broker in facts.brokers:
+        is_unreachable = broker.vip_reach not in (None, Reachability.RESPONDS)
+        if broker.is_up and broker.name and is_unreachable:
+            yield {"broker": broker}
+
+
+LAST_RULES: Final = (
+    Rule(
+        Code.VIP_PORT,
+        _unreachable_vip_ports,
+        "The VIP port of {broker.name}, two below {broker.address}, cannot be reached.",
+        "Only clients with vipChannelEnabled (the default of Java before 4.5.1) use it. Publish "
+        "it, too, or set com.rocketmq.sendMessageWithVIPChannel=false.",
+        Severity.NOTE,
+    ),
+)

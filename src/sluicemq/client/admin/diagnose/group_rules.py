@@ -1,0 +1,565 @@
+"""Rules about consumer groups, and `explain_group`, which applies them to one group.
+
+Several of these rules are also applied to the queue of one message: see `message_rules`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Final
+
+from sluicemq.client.admin.diagnose.findings import (
+    Code,
+    Finding,
+    GroupExplained,
+    Rule,
+    Severity,
+    Values,
+    judge,
+)
+from sluicemq.client.admin.diagnose.group_facts import (
+    GroupFacts,
+    GroupTopicFacts,
+    WaitingLaneFacts,
+    owner_of,
+)
+from sluicemq.client.admin.groups import GroupContract, QueueProgress
+from sluicemq.errors import FilterSyntaxError
+from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind
+from sluicemq.model.subscription import Subscription
+from sluicemq.model.topic import RETRY_PREFIX
+from sluicemq.wire.bodies import GroupMatching, QueueState
+
+STUCK_MS: Final = 30_000
+"""A member that holds messages and has finished none for longer than this does not acknowledge."""
+LANE_WITHOUT_MEMBER_FIX: Final = (
+    "Start a consumer with that subscription. After half a minute, other lanes take over the "
+    "messages that they match; the rest waits for a day."
+)
+
+
+# ----------------------------------------------------------------------------- whole groups
+
+
+def _unknown_group(group: GroupFacts) -> Iterator[Values]:
+    if group.config is None:
+        yield {"group": group.name}
+
+
+def _consuming_off(group: GroupFacts) -> Iterator[Values]:
+    if group.config is not None and not group.config.consume_enable:
+        yield {"group": group.name}
+
+
+def _no_member(group: GroupFacts) -> Iterator[Values]:
+    if not group.members:
+        yield {"group": group.name}
+
+
+def _idle_members(group: GroupFacts) -> Iterator[Values]:
+    """Yield the members that report no queue other than queues of the retry topic."""
+    for member in group.members:
+        if member.queues is not None and all(
+            queue.topic.startswith(RETRY_PREFIX) for queue in member.queues
+        ):
+            yield {"client_id": member.client_id, "count": len(group.members)}
+
+
+NO_SUCH_GROUP: Final = Rule(
+    Code.NO_SUCH_GROUP,
+    _unknown_group,
+    "No broker knows the group {group}: no consumer has used it yet.",
+    'List the groups with "sluice group list", or create one with "sluice group create".',
+)
+CONSUMING_OFF: Final = Rule(
+    Code.CONSUMING_OFF,
+    _consuming_off,
+    "The group {group} is not allowed to consume: consumeEnable is false.",
+    'Enable it with "mqadmin updateSubGroup -s true".',
+)
+NO_MEMBER: Final = Rule(
+    Code.NO_MEMBER,
+    _no_member,
+    "No member of {group} is online.",
+    "Start a consumer. If one is running, it uses other name servers, or its log says why the "
+    "brokers refuse it.",
+)
+MEMBER_IDLE: Final = Rule(
+    Code.MEMBER_IDLE,
+    _idle_members,
+    "{client_id} reads no queue: {count} members share the queues of the group.",
+    "A queue has one reader. Give the topic more queues, or stop some members.",
+)
+
+
+# ---------------------------------------------------------------------- a group in one topic
+
+
+def _failed_messages(facts: GroupTopicFacts) -> Iterator[Values]:
+    """Yield the number of retries that wait, if the topic is the group's retry topic."""
+    if facts.topic.startswith(RETRY_PREFIX):
+        waiting = sum(item.lag - item.in_flight for item in facts.progress)
+        if waiting:
+            yield {"group": facts.group.name, "count": waiting}
+
+
+def _different_subscriptions(facts: GroupTopicFacts) -> Iterator[Values]:
+    """Yield the subscriptions of the members if they differ. A member may have none."""
+    client_ids: dict[str, list[str]] = {}
+    for member in facts.group.members:
+        if member.subscriptions is not None:
+            subscription = member.subscriptions.get(facts.topic)
+            text = "nothing" if subscription is None else subscription.expression
+            client_ids.setdefault(text, []).append(member.client_id)
+    if len(client_ids) > 1:
+        parts = "; ".join(f"{', '.join(ids)}: {text}" for text, ids in sorted(client_ids.items()))
+        yield {"topic": facts.topic, "parts": parts}
+
+
+def _unequal(facts: GroupTopicFacts) -> Iterator[Values]:
+    if not facts.has_lanes:
+        yield from _different_subscriptions(facts)
+
+
+def _unequal_in_lanes(facts: GroupTopicFacts) -> Iterator[Values]:
+    if facts.has_lanes:
+        yield from _different_subscriptions(facts)
+
+
+def _not_subscribed(facts: GroupTopicFacts) -> Iterator[Values]:
+    if facts.subscription is None and facts.group.members:
+        others = sorted(
+            name for name in facts.group.subscriptions if not name.startswith(RETRY_PREFIX)
+        )
+        yield {
+            "group": facts.group.name,
+            "topic": facts.topic,
+            "others": ", ".join(others) or "nothing",
+        }
+
+
+def _no_route(facts: GroupTopicFacts) -> Iterator[Values]:
+    if facts.readable_brokers is None:
+        yield {"topic": facts.topic}
+
+
+def _missing_in_route(facts: GroupTopicFacts) -> Iterator[Values]:
+    """Yield the brokers that have the topic, but that the route does not name as readable."""
+    if facts.readable_brokers is not None:
+        brokers = {item.queue.broker for item in facts.progress}
+        if missing := sorted(brokers - facts.readable_brokers):
+            yield {"topic": facts.topic, "brokers": ", ".join(missing)}
+
+
+RETRIES_PENDING: Final = Rule(
+    Code.RETRY_PENDING,
+    _failed_messages,
+    "{count} messages that handlers of {group} failed to process will be delivered again.",
+    "Look in the logs of the consumers for the reason.",
+    Severity.NOTE,
+)
+UNEQUAL: Final = Rule(
+    Code.UNEQUAL,
+    _unequal,
+    "Members subscribe {topic} differently: {parts}.",
+    "A RocketMQ broker uses one subscription for the whole group, so messages get lost. Give each "
+    "subscription a group of its own.",
+)
+UNEQUAL_IN_LANES: Final = Rule(
+    Code.UNEQUAL,
+    _unequal_in_lanes,
+    "Members subscribe {topic} differently: {parts}.",
+    "Each subscription is a lane, and a message goes to the oldest lane that matches it. A "
+    "consumer that must receive all matching messages needs a group of its own.",
+)
+NOT_SUBSCRIBED: Final = Rule(
+    Code.NOT_SUBSCRIBED,
+    _not_subscribed,
+    "The members of {group} do not subscribe {topic}, but {others}.",
+    "Subscribe to it, or delete the group's offsets of the topic.",
+)
+NO_ROUTE: Final = Rule(
+    Code.NO_ROUTE,
+    _no_route,
+    "The name server has no route for {topic}, so consumers cannot find it.",
+    'Create the topic with "sluice topic create {topic}", or start its broker.',
+)
+MISSING_IN_ROUTE: Final = Rule(
+    Code.NO_ROUTE,
+    _missing_in_route,
+    "The broker {brokers} has messages of {topic}, but the route does not list it as readable.",
+    "Check in the broker's log why it is not registered, or give the topic read permission there.",
+)
+
+
+# ----------------------------------------------------------------------- the text of filters
+
+
+def compiles(subscription: Subscription) -> bool:
+    """Return whether the filter of a subscription is valid. Tag filters always are."""
+    if not is_tag_kind(subscription.kind):
+        try:
+            compile_sql92(subscription.expression)
+        except FilterSyntaxError:
+            return False
+    return True
+
+
+def _broken_filter(subscription: Subscription) -> Iterator[Values]:
+    if not compiles(subscription):
+        yield {"expression": subscription.expression, "topic": subscription.topic}
+
+
+def _ignored_text(subscription: Subscription) -> Iterator[Values]:
+    """Yield the text behind the end of the expression, which RocketMQ's parser ignores."""
+    if is_tag_kind(subscription.kind) or not compiles(subscription):
+        return
+    if ignored := compile_sql92(subscription.expression).ignored:
+        yield {
+            "expression": subscription.expression,
+            "topic": subscription.topic,
+            "ignored": ignored,
+        }
+
+
+BROKEN_FILTER: Final = Rule(
+    Code.BROKEN_FILTER,
+    _broken_filter,
+    "The filter {expression} of {topic} does not compile, so brokers refuse its pulls.",
+    'See the error with "sluice filter check".',
+)
+IGNORED_TEXT: Final = Rule(
+    Code.IGNORED_TEXT,
+    _ignored_text,
+    "At the end of the filter {expression} of {topic}, {ignored} is ignored.",
+    'See the reason with "sluice filter check".',
+    Severity.NOTE,
+)
+
+
+# ----------------------------------------------------------------------- a group in one queue
+
+
+@dataclass(frozen=True, slots=True)
+class GroupQueueFacts:
+    """A consumer group in one queue."""
+
+    group: GroupFacts
+    progress: QueueProgress
+
+    @property
+    def owner(self) -> str | None:
+        """The member that reads the queue, as `owner_of` returns it."""
+        return owner_of(self.progress.queue, self.group.members)
+
+    @property
+    def state(self) -> QueueState | None:
+        """What the member that holds the queue reports of it, None if no member does."""
+        queue = self.progress.queue
+        held = (member.queues or {} for member in self.group.members)
+        return next((queues[queue] for queues in held if queue in queues), None)
+
+    @property
+    def has_unacknowledged(self) -> bool:
+        """Whether members have fetched messages that the group has not committed.
+
+        It is False while messages are popped: they are delivered again when their invisible time
+        ends.
+        """
+        item = self.progress
+        return bool(item.lag) and not item.in_flight and (item.fetched or 0) > item.committed
+
+    @property
+    def idle_ms(self) -> int | None:
+        """For how long the member has finished no message, None if that is unknown."""
+        state, now_ms = self.state, self.group.now_ms
+        if state is None or state.last_consume_ms <= 0 or not now_ms:
+            return None
+        return max(0, now_ms - state.last_consume_ms)
+
+
+def _beyond_end(facts: GroupQueueFacts) -> Iterator[Values]:
+    item = facts.progress
+    if item.committed > item.offset_max:
+        yield {
+            "group": facts.group.name,
+            "queue": item.queue,
+            "committed": item.committed,
+            "end": item.offset_max,
+        }
+
+
+def _no_reader(facts: GroupQueueFacts) -> Iterator[Values]:
+    if facts.owner == "":
+        yield {"group": facts.group.name, "queue": facts.progress.queue}
+
+
+def _fetched(facts: GroupQueueFacts) -> dict[str, object]:
+    return {
+        "reader": facts.owner or "A member",
+        "queue": facts.progress.queue,
+        "fetched": facts.progress.fetched,
+        "committed": facts.progress.committed,
+    }
+
+
+def _not_acknowledging(facts: GroupQueueFacts) -> Iterator[Values]:
+    """Yield the queue unless its member has finished a message lately."""
+    state, idle_ms = facts.state, facts.idle_ms
+    if idle_ms is not None and idle_ms < STUCK_MS:
+        return
+    since = ""
+    if state is not None and state.last_consume_ms <= 0:
+        since = "; the member has not finished any message yet"
+    elif idle_ms is not None:
+        since = f"; the member has not finished any message for {idle_ms // 1000} s"
+    yield {**_fetched(facts), "since": since}
+
+
+def _in_progress(facts: GroupQueueFacts) -> Iterator[Values]:
+    """Yield the queue if its member has finished a message lately."""
+    idle_ms = facts.idle_ms
+    if idle_ms is not None and idle_ms < STUCK_MS:
+        yield {**_fetched(facts), "idle_s": idle_ms // 1000}
+
+
+_FETCHED: Final = (
+    "{reader} has fetched queue {queue.queue_id} of {queue.topic} on {queue.broker} up to offset "
+    "{fetched}, and the group has committed up to {committed}"
+)
+BEYOND_END: Final = Rule(
+    Code.BEYOND_END,
+    _beyond_end,
+    "The committed offset of {group} in queue {queue.queue_id} of {queue.topic} on {queue.broker} "
+    "is {committed}, beyond the end of the queue at {end}. The topic was deleted and created "
+    "again, or the broker lost messages.",
+    "SluiceMQ consumers go back to the beginning of the queue when they read it. Other clients "
+    "skip "
+    'the messages in the queue: run "sluice group reset {group} --topic {queue.topic} --to '
+    'earliest".',
+)
+QUEUE_IDLE: Final = Rule(
+    Code.QUEUE_IDLE,
+    _no_reader,
+    "No member of {group} reads queue {queue.queue_id} of {queue.topic} on {queue.broker}.",
+    "Members that have just joined take over queues within seconds. Otherwise look at their logs, "
+    "and for client ids that are used twice.",
+)
+NOT_ACKNOWLEDGING: Final = Rule(
+    Code.NOT_ACKNOWLEDGING,
+    _not_acknowledging,
+    _FETCHED + "{since}.",
+    "Its handler does not return, or it never acknowledges the messages that it took. See where it "
+    'is with "sluice consumer stack".',
+)
+IN_HAND: Final = Rule(
+    Code.IN_HAND,
+    _in_progress,
+    _FETCHED + "; the member finished a message {idle_s} s ago.",
+    severity=Severity.DETAIL,
+)
+
+
+# ------------------------------------------------------- lanes, contracts and filter counters
+
+
+def _waiting_lane(facts: WaitingLaneFacts) -> Iterator[Values]:
+    if facts.lane.client_ids:
+        yield {"facts": facts, "readers": ", ".join(facts.lane.client_ids)}
+
+
+def _abandoned_lane(facts: WaitingLaneFacts) -> Iterator[Values]:
+    if not facts.lane.client_ids:
+        yield {"facts": facts}
+
+
+def _refused_members(contract: GroupContract) -> Iterator[Values]:
+    for client_id, reason in contract.refused.items():
+        yield {"broker": contract.broker, "client_id": client_id, "reason": reason}
+
+
+def _forgotten_subscriptions(contract: GroupContract) -> Iterator[Values]:
+    for forgotten in contract.forgotten:
+        yield {
+            "broker": contract.broker,
+            "subscription": forgotten["subscription"],
+            "reason": forgotten["why"],
+            "messages": forgotten["messagesMax"],
+        }
+
+
+def _failed_evaluations(facts: tuple[str, GroupMatching]) -> Iterator[Values]:
+    """Yield the filter of a broker and topic if it could not be evaluated on some messages."""
+    broker, counts = facts
+    if any(counts.errors.values()):
+        error, _ = max(counts.errors.items(), key=itemgetter(1))
+        yield {
+            "broker": broker,
+            "topic": counts.topic,
+            "expression": counts.expression,
+            "count": sum(counts.errors.values()),
+            "error": error,
+        }
+
+
+_WAITING_LANE: Final = (
+    "{facts.matching} messages of {facts.topic} on {facts.broker} wait for lane {facts.lane.lane} "
+    "({facts.lane.expression}), which "
+)
+LANE_WAITS: Final = Rule(
+    Code.LANE, _waiting_lane, _WAITING_LANE + "{readers} read.", severity=Severity.DETAIL
+)
+LANE_ABANDONED: Final = Rule(
+    Code.LANE,
+    _abandoned_lane,
+    _WAITING_LANE + "has no member.",
+    LANE_WITHOUT_MEMBER_FIX,
+    Severity.DETAIL,
+)
+REFUSED: Final = Rule(
+    Code.REFUSED, _refused_members, "{broker} refuses the member {client_id}: {reason}"
+)
+FORGOTTEN: Final = Rule(
+    Code.FORGOTTEN,
+    _forgotten_subscriptions,
+    "{broker} forgot the subscription {subscription}, which had no member, because {reason}; at "
+    "most {messages:,} messages were waiting for it.",
+    severity=Severity.NOTE,
+)
+FILTER_FAILED: Final = Rule(
+    Code.FILTER_ERROR,
+    _failed_evaluations,
+    "The filter {expression} could not be evaluated on {count} messages of {topic} on {broker}, "
+    "which were dropped. The most frequent error: {error}.",
+    'See what to write instead with "sluice filter test".',
+)
+
+
+# ---------------------------------------------------------------------------- lag by itself
+
+
+def _all_in_flight(group: GroupFacts) -> Iterator[Values]:
+    if group.lag and group.lag == sum(item.in_flight for item in group.progress):
+        yield {"lag": group.lag}
+
+
+def _all_filtered(group: GroupFacts) -> Iterator[Values]:
+    if group.lag and group.matching_lag == 0:
+        yield {"lag": group.lag}
+
+
+def _behind(group: GroupFacts) -> Iterator[Values]:
+    if group.lag:
+        matching = group.matching_lag
+        text = "" if matching is None else f", of which {matching} match the group's filters"
+        yield {"lag": group.lag, "matching": text}
+
+
+ALL_IN_FLIGHT: Final = Rule(
+    Code.IN_FLIGHT,
+    _all_in_flight,
+    "The lag is {lag}: all of these messages are popped and not acknowledged yet.",
+    "If that does not change, look in the logs of the consumers why they do not finish.",
+    Severity.DETAIL,
+)
+ONLY_FILTERED: Final = Rule(
+    Code.ONLY_FILTERED,
+    _all_filtered,
+    "The lag is {lag}, but none of these messages match the group's filters.",
+    "Nothing is lost.",
+    Severity.DETAIL,
+)
+BEHIND: Final = Rule(
+    Code.BEHIND,
+    _behind,
+    "The lag is {lag}{matching}; the group is consuming.",
+    "If the lag grows, add queues and members, or make the handlers faster.",
+    Severity.NOTE,
+)
+
+GROUP_RULES: Final = (CONSUMING_OFF, NO_MEMBER)
+TOPIC_RULES: Final = (UNEQUAL, UNEQUAL_IN_LANES, NOT_SUBSCRIBED)
+FILTER_RULES: Final = (BROKEN_FILTER, IGNORED_TEXT)
+ROUTE_RULES: Final = (NO_ROUTE, MISSING_IN_ROUTE)
+QUEUE_RULES: Final = (BEYOND_END, QUEUE_IDLE, NOT_ACKNOWLEDGING, IN_HAND)
+LANE_RULES: Final = (LANE_WAITS, LANE_ABANDONED)
+CONTRACT_RULES: Final = (REFUSED, FORGOTTEN)
+LAG_RULES: Final = (ALL_IN_FLIGHT, ONLY_FILTERED, BEHIND)
+"""The first of these that holds is the finding of a group that has a lag and no other finding."""
+
+
+def explain_group(group: GroupFacts) -> GroupExplained:
+    """Return the findings about a group, and its lag. The most important finding comes first."""
+    if group.config is None:
+        findings = judge([NO_SUCH_GROUP], group)
+    else:
+        findings = _findings_of_known_group(group)
+        if not findings:
+            findings = judge(LAG_RULES, group)[:1]
+    return GroupExplained(group.name, tuple(findings), group.lag, group.matching_lag)
+
+
+def _findings_of_known_group(group: GroupFacts) -> list[Finding]:
+    findings = judge(GROUP_RULES, group)
+    for topic in group.topics:
+        findings += _findings_in_topic(GroupTopicFacts(group, topic, group.has_lanes(topic)))
+
+    if all(member.queues is not None for member in group.members):
+        findings += judge([MEMBER_IDLE], group)
+    without_lanes = [item for item in group.progress if not group.has_lanes(item.queue.topic)]
+    for item in without_lanes:
+        findings += stuck_queue(GroupQueueFacts(group, item))
+
+    for broker, counts in group.application_filter_counts:
+        for lane in counts.lanes:
+            findings += _findings_in_lane(WaitingLaneFacts(group, broker, counts.topic, lane))
+
+    for contract in group.contracts:
+        findings += judge(CONTRACT_RULES, contract)
+    for broker_and_counts in group.filter_counts:
+        findings += judge([FILTER_FAILED], broker_and_counts)
+    return findings
+
+
+def _findings_in_topic(facts: GroupTopicFacts) -> list[Finding]:
+    if facts.topic.startswith(RETRY_PREFIX):
+        return judge([RETRIES_PENDING], facts)
+
+    findings = judge(TOPIC_RULES, facts)
+    if facts.subscription is not None:
+        findings += judge(FILTER_RULES, facts.subscription)
+    findings += judge(ROUTE_RULES, facts)
+    queues = [GroupQueueFacts(facts.group, item) for item in facts.progress]
+    for queue in queues:
+        findings += judge([BEYOND_END], queue)
+
+    # Each lane has readers of its own: `_findings_in_lane` looks for them.
+    if facts.group.members and not facts.has_lanes:
+        for queue in queues:
+            if queue.progress.queue.broker in (facts.readable_brokers or ()):
+                findings += judge([QUEUE_IDLE], queue)
+    return findings
+
+
+def _findings_in_lane(facts: WaitingLaneFacts) -> list[Finding]:
+    if not facts.matching:
+        return []
+    findings = judge(LANE_RULES, facts)
+
+    lane = facts.as_group
+    if not lane.members or any(member.queues is None for member in lane.members):
+        return findings  # which queues the members of the lane read is unknown
+    queues = [GroupQueueFacts(lane, item) for item in lane.progress]
+    for queue, counts in zip(queues, facts.lane.queues, strict=True):
+        if counts.matching:
+            findings += judge([QUEUE_IDLE], queue)
+    for queue in queues:
+        findings += stuck_queue(queue)
+    return findings
+
+
+def stuck_queue(facts: GroupQueueFacts) -> list[Finding]:
+    """Return the finding if messages of the queue were fetched and are not acknowledged."""
+    if facts.has_unacknowledged and facts.owner != "":
+        return judge([NOT_ACKNOWLEDGING], facts)
+    return []

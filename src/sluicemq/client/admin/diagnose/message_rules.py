@@ -1,0 +1,517 @@
+"""Rules about one message in a consumer group, and `explain_message`, which applies them.
+
+The fate of a message is the first of these that holds:
+
+    dead        a copy of it is in the group's dead-letter topic
+    in-flight   it, or its newest copy, is popped and not acknowledged
+    retry       a copy of it waits in a retry topic, or for its delivery there
+    consumed    a copy or a trace shows that a handler processed it
+    filtered    the group's filter does not match it
+    consumed    the group's committed offset is beyond it, and nothing contradicts
+    offline     the group has not reached it, and no member is online
+    waiting     the group has not reached it
+
+It is unknown in a group that does not exist.
+
+Lanes (design/0009): a message belongs to the oldest lane that matches it, and its fate is decided
+by the members, the filter and the committed offset of that lane. A broker does not report which
+messages a lane took over from an idle lane. A message that any matching lane has passed therefore
+counts as consumed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sluicemq.client.admin.diagnose.findings import (
+    Code,
+    Fate,
+    Finding,
+    MessageExplained,
+    Rule,
+    Severity,
+    Values,
+    judge,
+)
+from sluicemq.client.admin.diagnose.group_facts import (
+    DeliveryFacts,
+    LaneFacts,
+    RetryFacts,
+)
+from sluicemq.client.admin.diagnose.group_rules import (
+    BEYOND_END,
+    BROKEN_FILTER,
+    CONSUMING_OFF,
+    IGNORED_TEXT,
+    IN_HAND,
+    LANE_WITHOUT_MEMBER_FIX,
+    MEMBER_IDLE,
+    NO_MEMBER,
+    NO_SUCH_GROUP,
+    NOT_ACKNOWLEDGING,
+    NOT_SUBSCRIBED,
+    QUEUE_IDLE,
+    ROUTE_RULES,
+    UNEQUAL,
+    UNEQUAL_IN_LANES,
+    GroupQueueFacts,
+)
+from sluicemq.filter.selector import Explanation, Outcome, deciding, explain
+from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind, tag_matches
+from sluicemq.model.message import StoredMessage
+from sluicemq.model.subscription import Subscription
+from sluicemq.model.topic import DLQ_PREFIX
+
+_RETRIES_MAX: Final = 16
+"""The maximum number of retries of a group whose settings are unknown."""
+
+
+# ---------------------------------------------------------------------- filters on a message
+
+
+@dataclass(frozen=True, slots=True)
+class FilterVerdict:
+    """The result of a subscription's filter on a message.
+
+    `explanation` is the result of an SQL92 filter with the results of its conditions, None if the
+    filter is by tags or does not compile.
+    """
+
+    subscription: Subscription
+    message: StoredMessage
+    explanation: Explanation | None
+
+
+def _tag_differs(verdict: FilterVerdict) -> Iterator[Values]:
+    subscription, tag = verdict.subscription, verdict.message.tag
+    if not is_tag_kind(subscription.kind) or not subscription.tags:
+        return
+    if not tag_matches(subscription, tag):
+        yield {"expression": subscription.expression, "tag": f"'{tag}'" if tag else "absent"}
+
+
+def _not_true(verdict: FilterVerdict) -> Iterator[Values]:
+    """Yield the conditions that decide why the expression is not true."""
+    explanation = verdict.explanation
+    if explanation is not None and not explanation.matches:
+        yield {
+            "expression": verdict.subscription.expression,
+            "outcome": explanation.outcome.value,
+            "conditions": "; ".join(describe_condition(one) for one in deciding(explanation)),
+        }
+
+
+def _evaluates_false(verdict: FilterVerdict) -> Iterator[Values]:
+    if verdict.explanation is not None and verdict.explanation.outcome is not Outcome.ERROR:
+        yield from _not_true(verdict)
+
+
+def _evaluation_fails(verdict: FilterVerdict) -> Iterator[Values]:
+    if verdict.explanation is not None and verdict.explanation.outcome is Outcome.ERROR:
+        yield from _not_true(verdict)
+
+
+def describe_condition(condition: Explanation) -> str:
+    """Return a condition with its outcome and the values that it compared.
+
+    For example `price > 30 is false (price is '7', a String)`.
+    """
+    operands = []
+    for operand in condition.operands:
+        value = operand.value
+        if value is None:
+            operands.append(f"{operand.text} is absent")
+        elif not isinstance(value, str):
+            if operand.text != str(value):
+                operands.append(f"{operand.text} is {value}")
+        elif operand.text != "'" + value.replace("'", "''") + "'":
+            operands.append(f"{operand.text} is '{value}', a String")
+    reason = condition.error.rstrip(".") or ", ".join(operands)
+    return f"{condition.text} is {condition.outcome.value}" + (f" ({reason})" if reason else "")
+
+
+TAG_DIFFERS: Final = Rule(
+    Code.FILTER_FALSE,
+    _tag_differs,
+    "The group subscribes the tags {expression}, and the tag of the message is {tag}.",
+)
+EVALUATES_FALSE: Final = Rule(
+    Code.FILTER_FALSE,
+    _evaluates_false,
+    "The filter {expression} is {outcome} for the message: {conditions}.",
+)
+EVALUATION_FAILS: Final = Rule(
+    Code.FILTER_ERROR,
+    _evaluation_fails,
+    "The filter {expression} cannot be evaluated for the message: {conditions}.",
+    'See how many messages are lost in this way, and what to write instead, with "sluice filter '
+    'test".',
+)
+VERDICT_RULES: Final = (TAG_DIFFERS, EVALUATES_FALSE, EVALUATION_FAILS)
+
+
+def verdict_on(
+    message: StoredMessage, subscription: Subscription | None
+) -> tuple[Explanation | None, Finding | None]:
+    """Return the result of a subscription's filter on a message.
+
+    Returns (explanation, finding). `explanation` is None unless the filter is a valid SQL92
+    expression. `finding` says why the message does not match; it is None if the message matches or
+    `subscription` is None.
+    """
+    if subscription is None or subscription.is_everything:
+        return None, None
+    if broken := judge([BROKEN_FILTER], subscription):
+        return None, broken[0]
+    explanation = None
+    if not is_tag_kind(subscription.kind):
+        explanation = explain(compile_sql92(subscription.expression), message.properties)
+    findings = judge(VERDICT_RULES, FilterVerdict(subscription, message, explanation))
+    return explanation, findings[0] if findings else None
+
+
+# ------------------------------------------------------------------ the fate of a message
+
+
+def _dead_letter(facts: DeliveryFacts) -> Iterator[Values]:
+    if facts.dead_letters:
+        yield {
+            "times": max(message.reconsume_times for message in facts.dead_letters),
+            "topic": DLQ_PREFIX + facts.group.name,
+            "group": facts.group.name,
+        }
+
+
+def _popped(facts: DeliveryFacts) -> Iterator[Values]:
+    popped, now_ms = facts.popped, facts.group.now_ms
+    if popped is not None:
+        yield {
+            "client": popped.client_id or "A client, before the broker was started,",
+            "since_s": (now_ms - popped.popped_ms) / 1000,
+            "times": popped.times,
+            "left_s": max(popped.visible_ms - now_ms, 0) / 1000,
+        }
+
+
+def _pending_retry(facts: DeliveryFacts) -> Iterator[Values]:
+    retry = facts.last_retry
+    if retry is not None and not retry.is_past and not retry.is_popped:
+        yield _retry_values(facts, retry)
+
+
+def _pending_pop(facts: DeliveryFacts) -> Iterator[Values]:
+    retry = facts.last_retry
+    if retry is not None and not retry.is_past and retry.is_popped:
+        yield _retry_values(facts, retry)
+
+
+def _retry_values(facts: DeliveryFacts, retry: RetryFacts) -> Values:
+    when = "waits in the retry topic"
+    if retry.due_ms is not None:
+        left_s = max((retry.due_ms - facts.group.now_ms) / 1000, 0)
+        when = f"will be delivered in {left_s:.0f} s"
+    config = facts.group.config
+    return {
+        "group": facts.group.name,
+        "times": retry.times,
+        "times_max": _RETRIES_MAX if config is None else config.retry_times_max,
+        "when": when,
+    }
+
+
+def _offset_past(facts: DeliveryFacts) -> Iterator[Values]:
+    """Yield the group's offset if it is beyond the message, but not beyond the end of the queue."""
+    offset, committed = facts.message.message.queue_offset, facts.committed
+    if committed is None or not offset < committed <= facts.message.offset_max:
+        return
+    evidence = (
+        "No trace shows whether it was processed: it was, or the group started behind it or was "
+        "reset past it, or another filter dropped it"
+    )
+    if facts.trace is not None and facts.trace.deliveries:
+        evidence = f"Its traces report {', '.join(facts.trace.results)}"
+    yield {
+        "group": facts.group.name,
+        "committed": committed,
+        "offset": offset,
+        "evidence": evidence,
+    }
+
+
+def _messages_ahead(facts: DeliveryFacts) -> Iterator[Values]:
+    offset, begin = facts.message.message.queue_offset, facts.message.offset_min
+    owner = facts.owner
+    reader = "which member reads its queue is unknown" if owner is None else f"{owner} reads it"
+    yield {"count": max(0, offset - max(facts.committed or 0, begin)), "reader": reader}
+
+
+DEAD_LETTER: Final = Rule(
+    Code.DEAD_LETTER,
+    _dead_letter,
+    "{group} could not process the message in {times} retries, so it was moved to the dead-letter "
+    "topic {topic}.",
+    "Fix the handler, then consume {topic} or send the message again.",
+)
+IN_FLIGHT: Final = Rule(
+    Code.IN_FLIGHT,
+    _popped,
+    "{client} popped it {since_s:.0f} s ago (delivery {times}). Unless it is acknowledged, it will "
+    "be delivered again in {left_s:.0f} s.",
+    severity=Severity.DETAIL,
+)
+RETRY_PENDING: Final = Rule(
+    Code.RETRY_PENDING,
+    _pending_retry,
+    "A handler of {group} failed to process it {times} times (of {times_max}); a copy {when}.",
+    "Look in the log of the consumer for the reason.",
+    Severity.NOTE,
+)
+POP_PENDING: Final = Rule(
+    Code.RETRY_PENDING,
+    _pending_pop,
+    "{group} popped it {times} times and did not acknowledge it in time; a copy {when}.",
+    "Look in the log of the consumer for the reason, or make the invisible time longer.",
+    Severity.NOTE,
+)
+OFFSET_PAST: Final = Rule(
+    Code.OFFSET_PAST,
+    _offset_past,
+    "The committed offset of {group} is {committed}, past the message at {offset}. {evidence}.",
+    'Move the group back with "sluice group reset", or have one message processed again with '
+    '"sluice message consume".',
+    Severity.DETAIL,
+)
+MESSAGES_AHEAD: Final = Rule(
+    Code.BEHIND,
+    _messages_ahead,
+    "{count} messages of its queue come before it; {reader}.",
+    severity=Severity.NOTE,
+)
+
+FATE_RULES: Final = (
+    (Fate.DEAD, DEAD_LETTER),
+    (Fate.IN_FLIGHT, IN_FLIGHT),
+    (Fate.RETRY, RETRY_PENDING),
+    (Fate.RETRY, POP_PENDING),
+)
+"""The fates that follow from a copy of the message, in the order in which they are looked for."""
+
+
+# ----------------------------------------------------------------------- bodies and lanes
+
+
+def _undecodable(message: StoredMessage) -> Iterator[Values]:
+    error = message.body_error
+    if error is not None:
+        yield {"reason": error.reason, "fix": error.fix}
+
+
+@dataclass(frozen=True, slots=True)
+class LaneChoice:
+    """The lane of a group to which a message belongs, None if no lane matches the message."""
+
+    facts: DeliveryFacts
+    lane: LaneFacts | None
+
+
+def _no_lane(choice: LaneChoice) -> Iterator[Values]:
+    if choice.lane is None:
+        lanes = choice.facts.lanes
+        yield {
+            "group": choice.facts.group.name,
+            "count": len(lanes),
+            "lanes": "; ".join(map(str, lanes)),
+        }
+
+
+def _lane_values(choice: LaneChoice, lane: LaneFacts) -> dict[str, object]:
+    offset = lane.offset
+    return {
+        "group": choice.facts.group.name,
+        "count": len(choice.facts.lanes),
+        "offset": choice.facts.message.message.queue_offset,
+        "lane": lane,
+        "place": "has no offset in its queue" if offset is None else f"is at {offset}",
+        "members": ", ".join(lane.members),
+    }
+
+
+def _lane_with_members(choice: LaneChoice) -> Iterator[Values]:
+    if choice.lane is not None and choice.lane.members:
+        yield _lane_values(choice, choice.lane)
+
+
+def _lane_without_members(choice: LaneChoice) -> Iterator[Values]:
+    if choice.lane is not None and not choice.lane.members:
+        yield _lane_values(choice, choice.lane)
+
+
+_IN_LANE: Final = (
+    "{group} has {count} lanes; the message at {offset} belongs to {lane}, which {place} and has "
+)
+UNDECODABLE: Final = Rule(
+    Code.UNDECODABLE,
+    _undecodable,
+    "The body of the message cannot be decoded: {reason}.",
+    "{fix}",
+    Severity.DETAIL,
+)
+NO_LANE: Final = Rule(
+    Code.NO_LANE,
+    _no_lane,
+    "None of the {count} lanes of {group} matches the message: {lanes}.",
+    "No member will receive it until a consumer joins the group with a subscription that matches.",
+)
+IN_LANE: Final = Rule(
+    Code.LANE, _lane_with_members, _IN_LANE + "{members}.", severity=Severity.DETAIL
+)
+IN_ABANDONED_LANE: Final = Rule(
+    Code.LANE,
+    _lane_without_members,
+    _IN_LANE + "no member.",
+    LANE_WITHOUT_MEMBER_FIX,
+    Severity.DETAIL,
+)
+LANE_CHOICE_RULES: Final = (NO_LANE, IN_LANE, IN_ABANDONED_LANE)
+
+
+# ----------------------------------------------------------------------------- explanation
+
+
+def explain_message(facts: DeliveryFacts) -> MessageExplained:
+    """Return the fate of a message in a group, and why.
+
+    If the body of the message cannot be decoded, the last finding says so: that may be the reason
+    why a handler fails.
+    """
+    explained = _explain(facts)
+    undecodable = judge([UNDECODABLE], facts.message.message)
+    return replace(explained, findings=(*explained.findings, *undecodable))
+
+
+def _explain(facts: DeliveryFacts) -> MessageExplained:
+    group = facts.group
+    if group.config is None:
+        unknown = judge([NO_SUCH_GROUP], group)
+        return MessageExplained(group.name, Fate.UNKNOWN, tuple(unknown))
+    if facts.lanes:
+        return _explain_in_lanes(facts)
+
+    subscription = facts.in_topic.subscription
+    verdict, mismatch = verdict_on(facts.message.message, subscription)
+    fate, findings = _fate(facts, mismatch)
+    if subscription is not None:
+        findings += judge([IGNORED_TEXT], subscription)
+    findings += judge([UNEQUAL], facts.in_topic)
+    return MessageExplained(
+        group.name, fate, tuple(findings), _times(fate, facts), verdict, facts.owner
+    )
+
+
+def _explain_in_lanes(facts: DeliveryFacts) -> MessageExplained:
+    """Explain by the lane to which the message belongs: its members, filter and offset."""
+    group, message = facts.group, facts.message.message
+    unequal = judge([UNEQUAL_IN_LANES], facts.in_topic)
+    verdicts = {lane.lane: verdict_on(message, lane.subscription) for lane in facts.lanes}
+    lane = _lane_of(facts, verdicts)
+    choice = LaneChoice(facts, lane)
+
+    if lane is None:
+        fate, findings = _fate(replace(facts, committed=None), None)
+        if fate in {Fate.WAITING, Fate.OFFLINE}:
+            fate, findings = Fate.FILTERED, judge(LANE_CHOICE_RULES, choice)
+            for name, (_, mismatch) in verdicts.items():
+                if mismatch is not None:
+                    findings.append(replace(mismatch, what=f"Lane {name}: {mismatch.what}"))
+        return MessageExplained(group.name, fate, (*findings, *unequal), _times(fate, facts))
+
+    subscriptions = {} if lane.subscription is None else {message.topic: lane.subscription}
+    members = [member for member in group.members if member.client_id in lane.members]
+    in_lane = replace(
+        facts,
+        group=replace(group, members=members, subscriptions=subscriptions),
+        committed=lane.offset,
+        fetched=None,  # brokers report it of the whole group only
+    )
+    verdict, mismatch = verdicts[lane.lane]
+    fate, findings = _fate(in_lane, mismatch)
+    if not lane.members and fate is Fate.OFFLINE:
+        findings = []  # the group may have members; the finding about the lane says what is missing
+    findings[1:1] = judge(LANE_CHOICE_RULES, choice)
+    if lane.subscription is not None:
+        findings += judge([IGNORED_TEXT], lane.subscription)
+    findings += unequal
+    return MessageExplained(
+        group.name, fate, tuple(findings), _times(fate, in_lane), verdict, in_lane.owner
+    )
+
+
+def _lane_of(
+    facts: DeliveryFacts, verdicts: dict[str, tuple[Explanation | None, Finding | None]]
+) -> LaneFacts | None:
+    """Return the oldest matching lane that has passed the message, else the oldest matching one.
+
+    Return None if no lane matches.
+    """
+    matching = [
+        lane
+        for lane in facts.lanes
+        if lane.subscription is not None and verdicts[lane.lane][1] is None
+    ]
+    offset = facts.message.message.queue_offset
+    passed = [lane for lane in matching if (lane.offset or 0) > offset]
+    return next(iter(passed or matching), None)
+
+
+def _times(fate: Fate, facts: DeliveryFacts) -> int:
+    """Return how often a dead, popped or retried message was delivered or retried, else 0."""
+    if fate is Fate.DEAD:
+        return max(message.reconsume_times for message in facts.dead_letters)
+    if fate is Fate.IN_FLIGHT and facts.popped is not None:
+        return facts.popped.times
+    return 0 if facts.last_retry is None else facts.last_retry.times
+
+
+def _fate(facts: DeliveryFacts, mismatch: Finding | None) -> tuple[Fate, list[Finding]]:
+    """Return the fate of a message and the findings that explain it.
+
+    `mismatch` is the finding of `verdict_on` for the group's filter.
+    """
+    for fate, rule in FATE_RULES:
+        if findings := judge([rule], facts):
+            return fate, findings
+    if facts.is_known_consumed:
+        return Fate.CONSUMED, []
+    if mismatch is not None and mismatch.code is not Code.BROKEN_FILTER:
+        return Fate.FILTERED, [mismatch]
+    if past := judge([OFFSET_PAST], facts):
+        return Fate.CONSUMED, past
+
+    findings = judge([BEYOND_END], _queue_of(facts))
+    if mismatch is not None:
+        findings.append(mismatch)
+    findings += _hindrances(facts)
+    if not findings:
+        findings = judge([MESSAGES_AHEAD], facts)
+    return Fate.WAITING if facts.group.members else Fate.OFFLINE, findings
+
+
+def _queue_of(facts: DeliveryFacts) -> GroupQueueFacts:
+    """Return the facts about the group in the message's queue."""
+    group = facts.in_topic.group
+    return GroupQueueFacts(group, group.progress[0])
+
+
+def _hindrances(facts: DeliveryFacts) -> list[Finding]:
+    """Return why a group has not received a message that it has not reached yet."""
+    in_topic, queue = facts.in_topic, _queue_of(facts)
+    findings = judge([CONSUMING_OFF], facts.group) + judge(ROUTE_RULES, in_topic)
+    if not facts.group.members:
+        return findings + judge([NO_MEMBER], facts.group)
+
+    findings += judge([NOT_SUBSCRIBED], in_topic)
+    if facts.owner == "":
+        findings += judge([QUEUE_IDLE], queue) + judge([MEMBER_IDLE], facts.group)
+    elif facts.fetched is not None and facts.fetched > facts.message.message.queue_offset:
+        findings += judge([NOT_ACKNOWLEDGING, IN_HAND], queue)
+    return findings

@@ -1,0 +1,541 @@
+"""Rules about name servers and brokers: addresses, TLS, access, clocks, disks and replicas."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from sluicemq.client.admin.diagnose.cluster_facts import BrokerFacts, ClusterFacts
+from sluicemq.client.admin.diagnose.findings import Code, Rule, Severity, Values
+from sluicemq.model.reachability import Reachability
+from sluicemq.model.topic import MASTER_ID, PERM_WRITE
+
+SKEW_MS: Final = 5_000
+"""Clocks that differ by more are reported. A broker reports its time in whole seconds."""
+LAG_BYTES: Final = 64 << 20
+"""Slaves that are further behind their master are reported."""
+REQUEST_WAIT_MS: Final = 200
+"""RocketMQ refuses a send that has waited longer (waitTimeMillsInSendQueue)."""
+
+Condition = Callable[[ClusterFacts], Iterable[Values]]
+_UNREACHED: Final = (Reachability.REFUSED, Reachability.UNREACHABLE, Reachability.UNRESOLVED)
+
+
+def each(name: str, items: Iterable[object]) -> Iterator[Values]:
+    """Yield each item as the only value of a finding's sentences, under `name`."""
+    for item in items:
+        yield {name: item}
+
+
+# ------------------------------------------------------------ what is found at an address
+
+
+def _found(*reaches: Reachability) -> Condition:
+    """Return the condition that one of `reaches` was found at the address of a server."""
+    return lambda facts: each("server", (one for one in facts.servers if one.reach in reaches))
+
+
+def _name_servers_found(*reaches: Reachability) -> Condition:
+    """Return the condition that one of `reaches` was found at the address of a name server."""
+    return lambda facts: each("server", (one for one in facts.name_servers if one.reach in reaches))
+
+
+def _brokers_found(*reaches: Reachability) -> Condition:
+    """Return the condition that one of `reaches` was found at the address of a broker."""
+    return lambda facts: each("broker", (one for one in facts.brokers if one.reach in reaches))
+
+
+def _is_broker(facts: ClusterFacts) -> Iterator[Values]:
+    return each("server", (one for one in facts.name_servers if one.is_other_kind))
+
+
+def _is_name_server(facts: ClusterFacts) -> Iterator[Values]:
+    return each("server", (one for one in facts.brokers if one.is_other_kind))
+
+
+ADDRESS_RULES: Final = (
+    Rule(
+        Code.NAME_UNRESOLVED,
+        _name_servers_found(Reachability.UNRESOLVED),
+        "The name server {server.address} cannot be resolved: {server.detail}.",
+        "Check the spelling and the DNS of this machine. The name of a Docker Compose service is "
+        "known only in its own network.",
+    ),
+    Rule(
+        Code.NAME_SERVER_IS_BROKER,
+        _is_broker,
+        "A broker answers at {server.address}, not a name server.",
+        "Use the port of the name server: 9876 unless its listenPort is set.",
+    ),
+    Rule(
+        Code.BROKER_IS_NAME_SERVER,
+        _is_name_server,
+        "A name server answers at {server.address}, not a broker.",
+        "Use the port of the broker: 10911 unless its listenPort is set.",
+    ),
+    Rule(
+        Code.HTTP_SERVER,
+        _found(Reachability.HTTP),
+        "An HTTP server answers at {server.address}.",
+        "This is a console, a metrics endpoint or a web server. Use the port of the remoting "
+        "protocol.",
+    ),
+    Rule(
+        Code.GRPC_SERVER,
+        _found(Reachability.GRPC),
+        "A gRPC server, such as the proxy, answers at {server.address}.",
+        "Only gRPC clients use this port. Use the port of the name server: 9876 unless its "
+        "listenPort is set.",
+    ),
+    Rule(
+        Code.TLS_DEMANDED,
+        _found(Reachability.TLS),
+        "{server.address} requires TLS, but the client connected without TLS.",
+        "Connect with --tls (SLUICE_TLS=true; Java: -Dtls.enable=true).",
+    ),
+    Rule(
+        Code.TLS_NOT_SPOKEN,
+        _found(Reachability.PLAIN),
+        "{server.address} does not speak TLS, but the client connected with TLS.",
+        "Connect without --tls, or set tls.server.mode = permissive on the server.",
+    ),
+    Rule(
+        Code.CERTIFICATE_EXPIRED,
+        _found(Reachability.EXPIRED),
+        "The certificate of {server.address} has expired.",
+        "Replace the file at tls.server.certPath. SluiceMQ servers read it without a restart.",
+    ),
+    Rule(
+        Code.CERTIFICATE_WRONG_NAME,
+        _found(Reachability.WRONG_NAME),
+        "The certificate of {server.address} was issued for another name: {server.detail}.",
+        "Connect to a name in the certificate, or use --tls-verify ca.",
+    ),
+    Rule(
+        Code.CERTIFICATE_UNTRUSTED,
+        _found(Reachability.UNTRUSTED),
+        "The certificate of {server.address} is not trusted: {server.detail}.",
+        "Pass the certificate of the authority that signed it with --tls-ca.",
+    ),
+    Rule(
+        Code.CLIENT_CERTIFICATE,
+        _found(Reachability.CLIENT_CERTIFICATE),
+        "{server.address} refuses the TLS handshake: {server.detail}.",
+        "Pass a client certificate that is signed by an authority of the server, with "
+        "--tls-certificate and --tls-key.",
+    ),
+)
+
+
+# --------------------------------------------------------------------------------- access
+
+_REFUSALS: Final = (
+    "protected mode|sluiceProtectedMode",
+    "No accessKey|cannot be null|is blank",
+    "No acl config|not found|not exist",
+    "signature",
+    "",
+)
+"""Patterns of the remarks of RocketMQ 4 and 5 and of SluiceMQ (spec/config.md, ACL).
+
+A remark belongs to the first pattern that it contains.
+"""
+_PROTECTED, _NO_KEY, _UNKNOWN_KEY, _WRONG_SECRET, _OTHER = _REFUSALS
+
+
+def _refused(pattern: str) -> Condition:
+    """Return the condition that a server refused a request with a remark of this pattern.
+
+    The same remark is reported for one server only.
+    """
+
+    def condition(facts: ClusterFacts) -> Iterator[Values]:
+        reported = set()
+        for address, remark in facts.denied:
+            kind = next(one for one in _REFUSALS if re.search(one, remark, re.IGNORECASE))
+            if kind == pattern and remark not in reported:
+                reported.add(remark)
+                yield {"address": address, "remark": remark}
+
+    return condition
+
+
+ACCESS_RULES: Final = (
+    Rule(
+        Code.PROTECTED_MODE,
+        _refused(_PROTECTED),
+        "{address} accepts local connections only (protected mode).",
+        "Set bindAddress (or --host) or aclEnable on the server.",
+    ),
+    Rule(
+        Code.ACCESS_KEY_MISSING,
+        _refused(_NO_KEY),
+        "{address} requires authentication, but no access key was supplied: {remark}.",
+        "Pass --access-key and --secret-key, or set SLUICE_ACCESS_KEY and SLUICE_SECRET_KEY.",
+    ),
+    Rule(
+        Code.ACCESS_KEY_UNKNOWN,
+        _refused(_UNKNOWN_KEY),
+        "{address} does not know the account: {remark}.",
+        "Check the spelling of the access key, and that plain_acl.yml of the server contains it.",
+    ),
+    Rule(
+        Code.SECRET_KEY_WRONG,
+        _refused(_WRONG_SECRET),
+        "{address} knows the account, but the secret key is wrong: {remark}.",
+        "Use the secret key in plain_acl.yml of the server. The signature contains no time, so a "
+        "wrong clock is not the reason.",
+    ),
+    Rule(
+        Code.RIGHT_MISSING,
+        _refused(_OTHER),
+        "{address} refuses the request: {remark}.",
+        "Give the account the permission (topicPerms, groupPerms). See which rule decides with "
+        '"sluice acl check".',
+    ),
+)
+
+
+# ----------------------------------------------- servers that do not answer, wrong addresses
+
+
+def _registered_elsewhere(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield the brokers at addresses of the user that register with none of the name servers."""
+    asked = {server.address for server in facts.name_servers}
+    registered = {broker.address for broker in facts.brokers if broker.name}
+    for broker in facts.brokers:
+        name_servers = set(broker.config.get("namesrvAddr", "").split(";")) - {""}
+        is_unregistered = not broker.name and broker.address not in registered
+        if is_unregistered and broker.is_up and name_servers and not name_servers & asked:
+            yield {"broker": broker}
+
+
+def _no_brokers(facts: ClusterFacts) -> Iterator[Values]:
+    for server in facts.name_servers:
+        if server.cluster is not None and not server.cluster.brokers:
+            yield {"server": server}
+
+
+def _lost_brokers(facts: ClusterFacts, address_kind: str) -> Iterator[BrokerFacts]:
+    """Yield the brokers that are not reachable because their address is of `address_kind`."""
+    reached_networks = {server.network for server in facts.name_servers if server.is_up}
+    for broker in facts.brokers:
+        kind = broker.address_kind if broker.name else ""
+        # An address of a network in which a name server was reached can be reached, too.
+        if kind == "private" and broker.network in reached_networks:
+            kind = ""
+        # On the machine of the name server, a loopback address is right.
+        if kind == "loopback" and not facts.is_remote:
+            kind = ""
+        # A machine that refuses the connection was reached.
+        if kind == "private" and broker.reach is Reachability.REFUSED:
+            kind = ""
+        is_lost = broker.reach in _UNREACHED or broker.is_other_broker or kind == "wildcard"
+        if kind == address_kind and is_lost:
+            yield broker
+
+
+def _lost_at(address_kind: str) -> Condition:
+    """Return the condition that a broker is not reachable at an address of this kind."""
+    return lambda facts: each("broker", _lost_brokers(facts, address_kind))
+
+
+def _down(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield the brokers that do not answer, unless their address is wrong."""
+    kinds = ("wildcard", "loopback", "private")
+    wrongly_registered = [broker for kind in kinds for broker in _lost_brokers(facts, kind)]
+    for broker in facts.brokers:
+        is_down = broker.reach in (Reachability.REFUSED, Reachability.UNREACHABLE)
+        if is_down and broker not in wrongly_registered:
+            yield {"broker": broker}
+
+
+def _other_broker(facts: ClusterFacts) -> Iterator[Values]:
+    for broker in facts.brokers:
+        if broker.is_other_broker and broker.address_kind != "loopback":
+            yield {"broker": broker}
+
+
+def _without_master(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield the names of brokers that have no master in the route, or at the name servers."""
+    routed = facts.route.brokers if facts.route else ()
+    without = {data.broker for data in routed if MASTER_ID not in data.addresses}
+    registered = {broker.name for broker in facts.brokers if broker.name}
+    masters = {broker.name for broker in facts.masters}
+    return each("name", sorted(without | registered - masters))
+
+
+def _skewed_clocks(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield the clocks that are wrong.
+
+    If there are several brokers, and the clocks of all differ from this machine's by the same time,
+    the clock of this machine is wrong.
+    """
+    ahead = [broker.clock_ahead_ms for broker in facts.brokers if broker.clock_ahead_ms is not None]
+    wrong = [ms for ms in ahead if abs(ms) > SKEW_MS]
+    is_same = len({round(ms / SKEW_MS) for ms in wrong}) == 1
+    if len(ahead) > 1 and len(wrong) == len(ahead) and is_same:
+        yield {"machine": "this machine", "ahead_s": -wrong[0] / 1000}
+        return
+    for broker in facts.brokers:
+        ms = broker.clock_ahead_ms
+        if ms is not None and abs(ms) > SKEW_MS:
+            yield {"machine": f"broker {broker.label}", "ahead_s": ms / 1000}
+
+
+REACHABILITY_RULES: Final = (
+    Rule(
+        Code.NAME_SERVER_DOWN,
+        _name_servers_found(
+            Reachability.REFUSED, Reachability.UNREACHABLE, Reachability.UNRESPONSIVE
+        ),
+        "The name server {server.address} does not answer: {server.reach} ({server.detail}).",
+        "refused: start it, or check the port. silent: check firewalls and routes, and that the "
+        "machine is on. mute: it hangs, or another program has the port.",
+    ),
+    Rule(
+        Code.BROKER_REGISTERS_ELSEWHERE,
+        _registered_elsewhere,
+        "The broker at {broker.address} registers with {broker.config[namesrvAddr]}, but with none "
+        "of the name servers that were asked.",
+        "Set namesrvAddr of the broker, or use its name servers.",
+    ),
+    Rule(
+        Code.NO_BROKER_REGISTERED,
+        _no_brokers,
+        "No broker is registered with the name server {server.address}.",
+        "Start a broker with this namesrvAddr. After a restart of the name server, brokers "
+        "register "
+        'again within 30 s. See where a broker registers with "--broker HOST:PORT".',
+    ),
+    Rule(
+        Code.BROKER_ADDRESS_WILDCARD,
+        _lost_at("wildcard"),
+        "The broker {broker.name} is registered with {broker.address}, to which clients cannot "
+        "connect.",
+        "Set brokerIP1 to an address that clients can reach, and restart the broker.",
+    ),
+    Rule(
+        Code.BROKER_ADDRESS_LOOPBACK,
+        _lost_at("loopback"),
+        "The broker {broker.name} is registered with {broker.address}, so each client looks for it "
+        "on its own machine.",
+        "Set brokerIP1 to an address that clients can reach, and restart the broker.",
+    ),
+    Rule(
+        Code.BROKER_ADDRESS_PRIVATE,
+        _lost_at("private"),
+        "The broker {broker.name} is registered with {broker.address}, a private address that "
+        "cannot be reached from here ({broker.detail}): the broker is behind NAT or in a "
+        "container.",
+        "Set brokerIP1 to the external address, and publish the port under the same number; or "
+        "connect the clients to that network.",
+    ),
+    Rule(
+        Code.BROKER_IS_ANOTHER,
+        _other_broker,
+        "At {broker.address}, where {broker.name} is registered, {broker.config[brokerName]} "
+        "answers.",
+        "Check brokerIP1 and the ports: two brokers use one address, or NAT leads to another one.",
+    ),
+    Rule(
+        Code.BROKER_UNRESOLVED,
+        _brokers_found(Reachability.UNRESOLVED),
+        "The broker {broker.name} is registered as {broker.address}, which cannot be resolved "
+        "here.",
+        "Set brokerIP1 to a name or an address that clients can resolve.",
+    ),
+    Rule(
+        Code.BROKER_DOWN,
+        _down,
+        "The broker {broker.name} (id {broker.id}) at {broker.address} does not answer: "
+        "{broker.reach}.",
+        "Start it, or open its port. A name server removes a dead broker after two minutes.",
+    ),
+    Rule(
+        Code.BROKER_MUTE,
+        _brokers_found(Reachability.UNRESPONSIVE),
+        "The broker {broker.name} at {broker.address} accepts connections but does not respond.",
+        "Look at its log and its machine: it hangs, or another program has its port.",
+    ),
+    Rule(
+        Code.NO_MASTER,
+        _without_master,
+        "The broker {name} has no master: its topics can be read, but not written.",
+        'Start the master, or see which replica can become master with "sluice cluster status".',
+    ),
+    Rule(
+        Code.CLOCK_SKEW,
+        _skewed_clocks,
+        "The clock of {machine} is {ahead_s:+.0f} s off.",
+        "Synchronize it with a time server (chrony, systemd-timesyncd). Delays, retention and "
+        "searches by time depend on it.",
+    ),
+)
+
+
+# -------------------------------------------------------------------- stores and replicas
+
+_DISK_USED: Final = "diskMaxUsedSpaceRatio", 75
+_DISK_FORCED: Final = "diskSpaceCleanForciblyRatio", 85
+_DISK_FULL: Final = "diskSpaceWarningLevelRatio", 90
+
+
+def _disk_between(low: tuple[str, int], high: tuple[str, int] | None) -> Condition:
+    """Return the condition that a disk is fuller than `low`, and not fuller than `high`.
+
+    Each is a setting with its default in percent; None means no limit.
+    """
+
+    def condition(facts: ClusterFacts) -> Iterator[Values]:
+        for broker in facts.brokers:
+            is_below = high is None or broker.disk_percent <= broker.percent(*high)
+            if broker.percent(*low) < broker.disk_percent and is_below:
+                yield {"broker": broker}
+
+    return condition
+
+
+def _read_only(facts: ClusterFacts) -> Iterator[Values]:
+    return each("broker", (one for one in facts.masters if not one.is_writable))
+
+
+def wiped_brokers(facts: ClusterFacts) -> Iterator[BrokerFacts]:
+    """Yield the masters that the name server forbids to write to, although they allow it.
+
+    WIPE_WRITE_PERM_OF_BROKER (205) sets this.
+    """
+    permissions = {data.broker: data.perm for data in facts.route.queues} if facts.route else {}
+    for broker in facts.masters:
+        own = broker.topic.perm if broker.topic is not None else 0
+        is_open = own & PERM_WRITE and broker.is_writable
+        if is_open and not permissions.get(broker.name, PERM_WRITE) & PERM_WRITE:
+            yield broker
+
+
+def _wiped(facts: ClusterFacts) -> Iterator[Values]:
+    return each("broker", wiped_brokers(facts))
+
+
+def _waiting_requests(facts: ClusterFacts) -> Iterator[Values]:
+    for broker in facts.brokers:
+        for pool, wait_ms in broker.request_waits_ms:
+            if wait_ms > REQUEST_WAIT_MS:
+                yield {"broker": broker, "pool": pool, "wait_ms": wait_ms}
+
+
+def _parked_pulls(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield the brokers that park as many pulls as they may."""
+    for broker in facts.brokers:
+        pulls_max = broker.number("sluiceParkedPullsMax")
+        if 0 < pulls_max <= broker.number("sluiceParkedPulls"):
+            yield {"broker": broker}
+
+
+def _cut_off(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield the slaves that have no connection to their master, although it answers."""
+    up = {broker.name for broker in facts.masters if broker.is_up}
+    for broker in facts.brokers:
+        if broker.replica.get("isLinked") is False and broker.name in up:
+            yield {"broker": broker}
+
+
+def _is_out_of_sync(broker: BrokerFacts) -> bool:
+    return broker.replica.get("inSync") is False and broker.replica.get("role") == "slave"
+
+
+def _out_of_sync(facts: ClusterFacts) -> Iterator[Values]:
+    return each("broker", (one for one in facts.brokers if _is_out_of_sync(one)))
+
+
+def _lagging(facts: ClusterFacts) -> Iterator[Values]:
+    for broker in facts.brokers:
+        if not _is_out_of_sync(broker) and (broker.lag_bytes or 0) > LAG_BYTES:
+            yield {"broker": broker}
+
+
+def _small_in_sync_sets(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield the masters whose in-sync set is smaller than a send requires."""
+    for broker in facts.masters:
+        in_sync = broker.replica.get("inSyncSize")
+        required = int(broker.number("inSyncReplicas", 2 if broker.is_sync_master else 1))
+        if broker.is_up and in_sync is not None and in_sync < required:
+            yield {"broker": broker, "in_sync": in_sync, "required": required}
+
+
+STORE_RULES: Final = (
+    Rule(
+        Code.DISK_FULL,
+        _disk_between(_DISK_FULL, None),
+        "The disk of {broker.name} is {broker.disk_percent:.0f} % full, so sends are refused.",
+        "Free disk space, lower fileReservedTime, or use a larger disk.",
+    ),
+    Rule(
+        Code.DISK_FORCED,
+        _disk_between(_DISK_FORCED, _DISK_FULL),
+        "The disk of {broker.name} is {broker.disk_percent:.0f} % full, so files are deleted "
+        "before they expire, consumed or not.",
+        "Free disk space, lower fileReservedTime, or use a larger disk.",
+    ),
+    Rule(
+        Code.DISK_FILLING,
+        _disk_between(_DISK_USED, _DISK_FORCED),
+        "The disk of {broker.name} is {broker.disk_percent:.0f} % full, so expired files are "
+        "deleted at any hour.",
+        "Plan for a larger disk, or lower fileReservedTime.",
+        Severity.NOTE,
+    ),
+    Rule(
+        Code.BROKER_READ_ONLY,
+        _read_only,
+        "The broker {broker.name} accepts no messages: brokerPermission = "
+        "{broker.config[brokerPermission]}.",
+        "To let it accept messages, set brokerPermission = 6 (mqadmin updateBrokerConfig).",
+    ),
+    Rule(
+        Code.WRITE_PERM_WIPED,
+        _wiped,
+        "The name server does not let producers send to {broker.name}: the broker is being drained "
+        "(wipeWritePerm).",
+        'To let it accept messages again, run "mqadmin addWritePerm -b {broker.name}".',
+    ),
+    Rule(
+        Code.REQUESTS_QUEUE,
+        _waiting_requests,
+        "Requests wait {wait_ms:.0f} ms at {broker.name} before they are processed ({pool} queue).",
+        "The broker is overloaded: look at its disk and CPU, or add a broker.",
+    ),
+    Rule(
+        Code.POLLS_FULL,
+        _parked_pulls,
+        "{broker.runtime[sluiceParkedPulls]} pulls are parked at {broker.name}, the maximum. "
+        "Further pulls are answered immediately and repeated.",
+        "Raise sluiceParkedPullsMax, or use fewer consumers or queues.",
+    ),
+    Rule(
+        Code.REPLICA_CUT_OFF,
+        _cut_off,
+        "The replica {broker.id} of {broker.name} follows no master: it has no connection to the "
+        "replication port of its master ({broker.replica[master]}).",
+        "Check that it can reach that address (brokerIP2 and haListenPort of the master, "
+        "haMasterAddress of the slave). Its log has the reason.",
+    ),
+    Rule(
+        Code.REPLICA_NOT_IN_SYNC,
+        _out_of_sync,
+        "The replica {broker.id} of {broker.name} is not in sync: it cannot become master, and "
+        "sends do not wait for it.",
+        'Look at its log and its network. See how far behind it is with "sluice cluster status".',
+    ),
+    Rule(
+        Code.REPLICAS_TOO_FEW,
+        _small_in_sync_sets,
+        "{in_sync} replicas of {broker.name} are in sync, but a send requires {required}.",
+        "Start the missing replicas, or lower inSyncReplicas (its default is 2 for a SYNC_MASTER).",
+    ),
+    Rule(
+        Code.REPLICA_BEHIND,
+        _lagging,
+        "The replica {broker.id} of {broker.name} is {broker.lag_bytes:,} bytes behind its master.",
+        "Look at its disk and its network.",
+    ),
+)

@@ -1,0 +1,203 @@
+"""Try a filter expression on the stored messages of a topic. Nothing is consumed.
+
+A SluiceMQ broker tries an expression itself (900132). The messages of a RocketMQ broker are read
+and judged here, the newest of each queue.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from sluicemq.client.admin.messages import read_range
+from sluicemq.client.admin.topics import masters_of_topic, offset_by_time, offsets, queues
+from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Call, Conversation
+from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.requests import (
+    SUBSCRIPTION_NOT_EXIST,
+    SUBSCRIPTION_PARSE_FAILED,
+    SUCCESS,
+    expect_success,
+)
+from sluicemq.errors import ConfigurationError, FilterSyntaxError, install_extra
+from sluicemq.filter.check import check_subscription
+from sluicemq.filter.subscriptions import subscribe
+from sluicemq.model.message import StoredMessage
+from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.model.topic import MessageQueue
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import ResponseCode
+
+UNSUPPORTED: Final = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+ROWS_MAX: Final = 1_000_000
+PULLED_MAX: Final = 100_000
+"""The default limit of messages that are read from a RocketMQ broker for a trial."""
+_NO_MEMBER_FIX: Final = "Omit --group, or start a member."
+Progress = Callable[[int, int], None]
+"""A function that is called with the number of messages that were read, and that will be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTrial:
+    """The result of trying an expression on the messages of one broker.
+
+    `report` is a `filter.lab.Report` as a mapping, with the match rate and the selectivity of each
+    condition. `stored` is the number of messages in the range of time; the report covers `rows` of
+    them. The samples in the report name a queue id and an offset, and `messages` contains the
+    properties of these messages by (queue id, offset). `is_read_here` is True if the broker does
+    not try filters, so that its messages were read.
+    """
+
+    broker: str
+    stored: int
+    report: Mapping[str, Any]
+    messages: Mapping[tuple[int, int], Mapping[str, str]]
+    is_read_here: bool = False
+
+    @property
+    def rows(self) -> int:
+        """The number of messages on which the expression was tried."""
+        return int(self.report["rows"])
+
+
+def try_filter(
+    directory: Directory,
+    topic: str,
+    expression: str,
+    kind: str | None = SQL92,
+    *,
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+    group: str | None = None,
+    count_max: int | None = None,
+    progress: Progress | None = None,
+) -> Conversation[list[BrokerTrial]]:
+    """Try an expression on messages stored from `begin_ms` to `end_ms`.
+
+    Return one trial per broker.
+
+    None as a time means no limit. With `group`, the reports also contain the difference from the
+    group's present filter. At most `count_max` messages are tried, the newest of each queue; by
+    default `ROWS_MAX`, and `PULLED_MAX` on a RocketMQ broker. While messages of a RocketMQ broker
+    are read, `progress(read, total)` is called.
+
+    Raises FilterSyntaxError for an invalid expression, ConfigurationError if the filter of `group`
+    is unknown, RouteNotFoundError if the topic does not exist.
+    """
+    subscription = subscribe(topic, expression, kind)
+    check_subscription(subscription)
+    found = []
+    for broker, address in (yield from masters_of_topic(directory, topic)).items():
+        command = requests.try_filter(subscription, group, begin_ms, end_ms, count_max or ROWS_MAX)
+        answer = yield Call(address, command)
+        if answer.code == SUBSCRIPTION_PARSE_FAILED:
+            raise FilterSyntaxError(answer.remark or "")
+        if answer.code == SUBSCRIPTION_NOT_EXIST:
+            raise ConfigurationError(answer.remark or "", fix=_NO_MEMBER_FIX)
+        if answer.code != UNSUPPORTED:
+            values = orjson.loads(expect_success(answer, address).body)
+            messages = {
+                (item["queueId"], item["queueOffset"]): item["properties"]
+                for item in values["messages"]
+            }
+            report = _with_shares(values["report"])
+            found.append(BrokerTrial(broker, values["stored"], report, messages))
+            continue
+        against = None
+        if group is not None:
+            connections = yield Call(address, requests.consumer_connections(group=group))
+            if connections.code == SUCCESS:
+                connected = bodies.decode_consumer_connections(connections.body)
+                against = connected.subscriptions.get(topic)
+            if against is None:
+                raise ConfigurationError(
+                    f"the filter of the group {group} for {topic} is unknown: no member is online "
+                    "there.",
+                    fix=_NO_MEMBER_FIX,
+                )
+        limit = count_max or PULLED_MAX
+        time_range = begin_ms or 0, end_ms
+        trial = _try_here(directory, broker, subscription, against, time_range, limit, progress)
+        found.append((yield from trial))
+    return found
+
+
+def _with_shares(report: dict[str, Any]) -> dict[str, Any]:
+    """Add the shares that follow from the counts to a report, and return it."""
+    report["match_rate"] = report["matched"] / report["rows"] if report["rows"] else 0.0
+    for atom in report["atoms"]:
+        count = sum(atom[name] for name in ("true", "false", "null", "error"))
+        atom["selectivity"] = atom["true"] / count if count else 0.0
+    return report
+
+
+def _try_here(
+    directory: Directory,
+    broker: str,
+    subscription: Subscription,
+    against: Subscription | None,
+    time_range: tuple[int, int | None],
+    count_max: int,
+    progress: Progress | None,
+) -> Conversation[BrokerTrial]:
+    """Read the messages of a broker that does not try filters, and try the expression on them.
+
+    `against` is the present subscription of the group to compare with, None without a group.
+    `time_range` is (first, last) in milliseconds; None as the last time means no limit.
+    """
+    try:
+        from sluicemq.filter.lab import Trial  # noqa: PLC0415 - imports NumPy
+    except ImportError:
+        raise ConfigurationError(
+            "trying a filter on a RocketMQ broker requires NumPy, which is not installed.",
+            fix=install_extra("server"),
+        ) from None
+    ranges = yield from _stored_ranges(directory, subscription.topic, broker, time_range)
+    stored = sum(high - low for _, low, high in ranges)
+    trial = Trial(subscription, against)
+    messages: dict[tuple[int, int], Mapping[str, str]] = {}
+    done = 0
+
+    def take(page: list[StoredMessage]) -> bool:
+        nonlocal done, messages
+        rows, first = [message.properties for message in page], page[0]
+        trial.add_rows(rows, first_offset=first.queue_offset, source=first.queue_id)
+        messages |= {(m.queue_id, m.queue_offset): m.properties for m in page}
+        report = trial.report()  # keep only the messages that it shows
+        samples = [*report.samples, *(cause.sample for cause in report.causes)]
+        if report.difference is not None:
+            samples += [*report.difference.samples_here, *report.difference.samples_there]
+        keys = {(int(str(sample.source)), sample.offset) for sample in samples}
+        messages = {key: messages[key] for key in keys if key in messages}
+        done += len(page)
+        if progress is not None:
+            progress(done, min(stored, count_max))
+        return True
+
+    for queue, start, high in ranges:
+        low = start
+        if stored > count_max:  # each queue gets its share of the limit
+            low = high - max((high - start) * count_max // stored, 1)
+        yield from read_range(directory, queue, low, high, take)
+    report = orjson.loads(orjson.dumps(trial.report(), default=str))
+    return BrokerTrial(broker, stored, _with_shares(report), messages, is_read_here=True)
+
+
+def _stored_ranges(
+    directory: Directory, topic: str, broker: str, time_range: tuple[int, int | None]
+) -> Conversation[list[tuple[MessageQueue, int, int]]]:
+    """Return (queue, first offset, end offset) of a broker's queues in a range of time."""
+    begin_ms, end_ms = time_range
+    ranges = []
+    for queue in (yield from queues(directory, topic)):
+        if queue.broker != broker:
+            continue
+        low, high = yield from offsets(directory, queue)
+        if begin_ms:
+            low = yield from offset_by_time(directory, queue, begin_ms)
+        if end_ms is not None:
+            high = yield from offset_by_time(directory, queue, end_ms + 1)
+        ranges.append((queue, low, max(low, high)))
+    return ranges

@@ -1,0 +1,173 @@
+"""Resetting the committed offsets of a group, and cloning those of another group.
+
+Brokers reset a group themselves when they are asked (222), and consumers continue at the new
+offsets. A RocketMQ broker that leaves the reset to its consumers answers with code 206 if none is
+online; then the offsets are committed for the group (15), as mqadmin does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sluicemq.client.admin.groups import create_group, expect_group, groups, progress
+from sluicemq.client.admin.topics import (
+    ask_each,
+    committed_offset,
+    masters,
+    masters_of_topic,
+    offset_by_time,
+    offset_max,
+    offset_min,
+    queues,
+)
+from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Call, Conversation
+from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.names import check_group
+from sluicemq.client.core.requests import GROUP_NOT_EXIST, SUCCESS, expect_success
+from sluicemq.errors import ConfigurationError
+from sluicemq.model.topic import RETRY_PREFIX, GroupConfig, MessageQueue
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import ResponseCode
+
+EARLIEST_MS: Final = 0
+"""As a time of a reset: the oldest message."""
+LATEST_MS: Final = -1
+"""As a time of a reset: behind the last message."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetChange:
+    """The change of a group's committed offset in a queue, which contains [offset_min, offset_max).
+
+    `old` is None if the group had no offset.
+    """
+
+    queue: MessageQueue
+    old: int | None
+    new: int
+    offset_min: int
+    offset_max: int
+
+    @property
+    def again(self) -> int:
+        """The number of messages that will be delivered again."""
+        return max(0, (self.old or 0) - max(self.new, self.offset_min)) if self.old else 0
+
+    @property
+    def skipped(self) -> int:
+        """The number of messages that the group will not receive."""
+        begin = self.offset_min if self.old is None else max(self.old, self.offset_min)
+        return max(0, self.new - begin)
+
+
+def plan_reset(
+    directory: Directory, group: str, topic: str, time_ms: int
+) -> Conversation[list[OffsetChange]]:
+    """Return what `reset_offsets` would change, without changing it."""
+    check_group(group)
+    yield from expect_group(directory, group)
+    found = []
+    for queue in (yield from queues(directory, topic)):
+        old = yield from committed_offset(directory, group, queue)
+        first = yield from offset_min(directory, queue)
+        end = yield from offset_max(directory, queue)
+        if time_ms == LATEST_MS:
+            new = end
+        elif time_ms == EARLIEST_MS:
+            new = first
+        else:
+            new = yield from offset_by_time(directory, queue, time_ms)
+        found.append(OffsetChange(queue, old, new, first, end))
+    return found
+
+
+def reset_offsets(
+    directory: Directory, group: str, topic: str, time_ms: int
+) -> Conversation[list[OffsetChange]]:
+    """Reset a group to a time of a topic, also while it consumes. Return the changes by queue.
+
+    `time_ms` is in milliseconds since 1970; 0 means the oldest message, and -1 behind the last one.
+    Raises RouteNotFoundError if the topic does not exist, GroupNotFoundError if the group does not
+    exist, RequestError if a broker refuses.
+    """
+    planned = yield from plan_reset(directory, group, topic, time_ms)
+    changes = {change.queue: change for change in planned}
+    for address in (yield from masters_of_topic(directory, topic)).values():
+        command = requests.reset_offsets(group, topic, time_ms)
+        answer = yield Call(address, command)
+        if answer.code == GROUP_NOT_EXIST:  # the group has never consumed at this broker
+            config = yield from expect_group(directory, group)
+            yield from directory.call(address, requests.update_group(config))
+            answer = yield Call(address, command)
+        if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
+            continue
+        changed = bodies.decode_queue_offsets(expect_success(answer, address).body)
+        for queue in changed.keys() & changes.keys():
+            changes[queue] = replace(changes[queue], new=changed[queue])
+    yield from _commit_where_needed(directory, group, changes)
+    return [changes[queue] for queue in sorted(changes)]
+
+
+def _commit_where_needed(
+    directory: Directory, group: str, changes: Mapping[MessageQueue, OffsetChange]
+) -> Conversation[None]:
+    """Commit the new offsets where the broker does not have them and no member is online."""
+    for queue, change in changes.items():
+        if (yield from committed_offset(directory, group, queue)) == change.new:
+            continue
+        address = (yield from masters_of_topic(directory, queue.topic)).get(queue.broker, "")
+        answer = yield Call(address, requests.consumer_list(group=group))
+        if answer.code != SUCCESS:
+            yield from directory.call(queue, requests.commit_offset(group, queue, change.new))
+
+
+def plan_clone(
+    directory: Directory, source: str, target: str, topic: str | None = None
+) -> Conversation[list[OffsetChange]]:
+    """Return what `clone_offsets` would change, without changing it."""
+    check_group(target)
+    if source == target:
+        raise ConfigurationError(
+            f"the group {source!r} cannot be cloned to itself.", fix="Use another target group."
+        )
+    yield from expect_group(directory, source)
+    found = []
+    for item in (yield from progress(directory, source, topic)):
+        if item.queue.topic.startswith(RETRY_PREFIX):
+            continue
+        committed = yield from committed_offset(directory, source, item.queue)
+        if committed is not None:
+            old = yield from committed_offset(directory, target, item.queue)
+            first = yield from offset_min(directory, item.queue)
+            found.append(OffsetChange(item.queue, old, committed, first, item.offset_max))
+    if not found:
+        raise ConfigurationError(
+            f"the group {source!r} has no offsets{f' of topic {topic!r}' if topic else ''}.",
+            fix='See its offsets with "sluice group show".',
+        )
+    return found
+
+
+def clone_offsets(
+    directory: Directory, source: str, target: str, topic: str | None = None
+) -> Conversation[list[OffsetChange]]:
+    """Set the committed offsets of the group `target` to those of `source`.
+
+    Return the changes by queue.
+
+    `topic` limits this to one topic; None means all topics. Raises GroupNotFoundError if the source
+    does not exist, ConfigurationError if it has no offsets, RequestError if a broker refuses.
+    """
+    planned = yield from plan_clone(directory, source, target, topic)
+    known = yield from masters(directory)
+    involved = {change.queue.broker for change in planned}
+    brokers = {name: address for name, address in known.items() if name in involved}
+    command = requests.clone_offsets(
+        source_group=source, target_group=target, topic=topic, offline=False
+    )
+    yield from ask_each(brokers, command)
+    if target not in (yield from groups(directory)):
+        yield from create_group(directory, GroupConfig(target))
+    yield from _commit_where_needed(directory, target, {one.queue: one for one in planned})
+    return planned

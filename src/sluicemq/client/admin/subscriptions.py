@@ -1,0 +1,147 @@
+"""What a consumer group subscribes: as its brokers report it, and as its members report it.
+
+A broker keeps one subscription per group and topic, that of the newest heartbeat. Whether the
+members of a group agree can only be learned from the members themselves
+(GET_CONSUMER_RUNNING_INFO (307)).
+"""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from sluicemq.client.admin.groups import matching
+from sluicemq.client.admin.topics import ask_each, masters
+from sluicemq.client.core import requests
+from sluicemq.client.core.conversations import Call, Conversation
+from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.requests import SUCCESS
+from sluicemq.errors import (
+    ConnectionLostError,
+    ProtocolError,
+    RequestError,
+    RequestTimeoutError,
+)
+from sluicemq.model.subscription import Subscription
+from sluicemq.model.topic import RETRY_PREFIX
+from sluicemq.wire import bodies
+
+MEMBERS_ASKED_MAX: Final = 64
+SILENT_MEMBERS_MAX: Final = 3
+"""After this many members that did not answer, each until its timeout, no other one is asked."""
+NO_ANSWER: Final = (RequestError, RequestTimeoutError, ConnectionLostError, ProtocolError)
+"""The errors of a request to a member that does not answer, or not intelligibly."""
+Brokers = Mapping[str, str]
+"""Broker name -> address of its master."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSubscriptions:
+    """The subscriptions of a consumer group, each mapping by topic.
+
+    `members` contains, by client id, what each member reported, None if it did not answer.
+    `brokers` is the brokers' view. `remembered` are the subscriptions that SluiceMQ brokers
+    remember of a group without members.
+    """
+
+    group: str
+    members: Mapping[str, Mapping[str, Subscription] | None] = field(default_factory=dict)
+    brokers: Mapping[str, Subscription] = field(default_factory=dict)
+    remembered: Mapping[str, Subscription] = field(default_factory=dict)
+
+    @property
+    def is_online(self) -> bool:
+        """Whether the group has a member."""
+        return bool(self.members)
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The subscribed topics, without the retry topic of the group."""
+        reported = (own or () for own in self.members.values())
+        names = set(self.brokers).union(self.remembered, *reported)
+        return frozenset(name for name in names if not name.startswith(RETRY_PREFIX))
+
+    def by_member(self, topic: str) -> dict[str, Subscription | None]:
+        """Return client id -> subscription of a topic, of the members that answered.
+
+        The subscription is None if the member does not subscribe the topic.
+        """
+        return {
+            client_id: own.get(topic) for client_id, own in self.members.items() if own is not None
+        }
+
+    def all_of(self, topic: str) -> list[Subscription]:
+        """Return every known subscription of a topic, each expression once, in a fixed order."""
+        known = [
+            self.brokers.get(topic), self.remembered.get(topic), *self.by_member(topic).values()
+        ]  # fmt: skip
+        found = {(one.kind, one.expression): one for one in known if one is not None}
+        return [found[key] for key in sorted(found)]
+
+
+def subscriptions(
+    directory: Directory, group: str, *, brokers: Brokers | None = None
+) -> Conversation[GroupSubscriptions]:
+    """Return what a group subscribes, as masters and members report it.
+
+    `brokers` are the masters to ask; None means all. A member that does not answer is reported as
+    unknown and raises no error.
+    """
+    if brokers is None:
+        brokers = yield from masters(directory)
+    clients, by_broker = yield from connections_at(brokers, group)
+    reported_by_brokers: dict[str, Subscription] = {}
+    for own in by_broker.values():
+        reported_by_brokers |= own
+
+    members: dict[str, Mapping[str, Subscription] | None] = {}
+    silent = 0
+    for client_id, address in sorted(clients.items()):
+        members[client_id] = None
+        if len(members) <= MEMBERS_ASKED_MAX and silent < SILENT_MEMBERS_MAX:
+            info = yield from ask_member(group, client_id, address)
+            if info is None:
+                silent += 1
+            else:
+                members[client_id] = {one.topic: one for one in info.subscriptions}
+
+    remembered: dict[str, Subscription] = {}
+    if not members:
+        with contextlib.suppress(*NO_ANSWER):
+            for counts in (yield from matching(directory, group)):
+                for item in counts.topics:
+                    if item.expression is not None:
+                        subscription = Subscription(item.topic, item.expression, item.kind)
+                        remembered[item.topic] = subscription
+    return GroupSubscriptions(group, members, reported_by_brokers, remembered)
+
+
+def connections_at(
+    brokers: Brokers, group: str
+) -> Conversation[tuple[dict[str, str], dict[str, Mapping[str, Subscription]]]]:
+    """Return the members of a group that are connected to brokers, and the brokers' subscriptions.
+
+    Returns (client id -> address of a broker that knows the client, broker name -> topic ->
+    subscription). Brokers that do not know the group are left out.
+    """
+    clients: dict[str, str] = {}
+    subscriptions: dict[str, Mapping[str, Subscription]] = {}
+    command = requests.consumer_connections(group=group)
+    for name, address, answer in (yield from ask_each(brokers, command, absent=None)):
+        connected = bodies.decode_consumer_connections(answer.body)
+        clients |= {one.client_id: address for one in connected.connections}
+        subscriptions[name] = connected.subscriptions
+    return clients, subscriptions
+
+
+def ask_member(group: str, client_id: str, address: str) -> Conversation[bodies.RunningInfo | None]:
+    """Return what a member reports about itself, None if it does not answer.
+
+    `address` is that of a broker that knows the member and forwards the request.
+    """
+    command = requests.running_info(group=group, client_id=client_id, stack_enable=False)
+    with contextlib.suppress(*NO_ANSWER):
+        answer = yield Call(address, command)
+        if answer.code == SUCCESS:
+            return bodies.decode_running_info(answer.body)
+    return None
