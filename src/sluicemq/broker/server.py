@@ -706,7 +706,7 @@ class Broker:
             return save(*delayed.documents, core.epochs.table.document)
 
         def save_filters() -> Awaitable[None]:
-            filters.clean()
+            filters.remove_expired()
             return save(filters.document, core.assignments.document)
 
         return [
