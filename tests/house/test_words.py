@@ -33,6 +33,7 @@ REWRITTEN: tuple[str, ...] = (
     "broker/topics.py",
     "broker/trial.py",
     "client/admin",
+    "net",
     "operate",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""
