@@ -356,7 +356,7 @@ GAUGES: Final = (
         "sluicemq_sends_refused_disk_full",
         "1 while sends are refused because the disk is full.",
         (),
-        _one(lambda b: int(b.store.retention.is_refusing)),
+        _one(lambda b: int(b.store.retention.is_refusing_sends)),
     ),
     Family(
         "sluicemq_store_failed",
@@ -408,7 +408,7 @@ GAUGES: Final = (
         "rocketmq_storage_size",
         "Bytes of the commit log.",
         (),
-        _one(lambda b: b.store.written_offset - b.store.offset_min),
+        _one(lambda b: b.store.written_offset - b.store.log_start),
     ),
     Family(
         "rocketmq_storage_flush_behind_bytes",
@@ -576,7 +576,7 @@ def find_readiness_problems(b: BrokerState, registration: Registration) -> list[
     """Return the reasons to send clients elsewhere, one sentence each, for `/ready`."""
     servers = registration.name_servers
     problems = _store_failure(b)
-    if b.store.retention.is_refusing:
+    if b.store.retention.is_refusing_sends:
         problems.append("the disk is full, so sends are refused.")
     if b.in_sync is not None and b.in_sync.refusal is not None:
         problems.append(f"sends are refused: {b.in_sync.refusal.remark}")

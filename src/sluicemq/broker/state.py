@@ -52,7 +52,7 @@ from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.net.dispatch import Peer, encode_response_to
 from sluicemq.net.limits import FairScheduler
 from sluicemq.net.work.background import Background, CallLater, Offload, WorkItem, offload_inline
-from sluicemq.store.directory import cannot_open
+from sluicemq.store.directory import open_error
 from sluicemq.store.store import Store
 from sluicemq.store.timers.state import discard_timer_files
 from sluicemq.supervision import Supervisor
@@ -382,7 +382,7 @@ class BrokerState:
         try:
             self._load_tables()
         except OSError as error:
-            raise cannot_open(self.settings.store.root, error) from error
+            raise open_error(self.settings.store.root, error) from error
 
     def _load_tables(self) -> None:
         store, is_read_only = self.store, self.settings.is_read_only
@@ -411,7 +411,7 @@ class BrokerState:
             return
         if not is_read_only:
             self.offsets.clamp_to_queue_ends(
-                lambda *key: store.end_offset(*key) if store.queue_exists(*key) else None
+                lambda *key: store.committed_offset(*key) if store.queue_exists(*key) else None
             )
         for worker in (self.delayed, self.checkpoints, self.transactions, self.epochs):
             worker.load()

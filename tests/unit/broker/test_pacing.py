@@ -11,7 +11,7 @@ from sluicemq.broker.consume.delivered import (
     SPAN_MIN,
     Pace,
 )
-from sluicemq.store.gather import PULL_SPAN_MAX, Reach
+from sluicemq.store.gather import PULL_SPAN_MAX, SpanLimit
 from sluicemq.store.read import ReadResult, ReadStatus
 
 JAVA_PAUSE_S = 0.050
@@ -41,8 +41,8 @@ def pulls(pace: Pace, gaps_s: Iterable[float], now_s: float = 100.0) -> list[int
 
 
 def test_begins_with_what_a_java_consumer_holds_by_default() -> None:
-    assert Pace().reach(0, 50, 20, is_parked=False) == Reach(20, PULL_SPAN_MAX, is_patient=True)
-    assert Pace().reach(0, 50, None, is_parked=True) == Reach(50, PULL_SPAN_MAX)
+    assert Pace().reach(0, 50, 20, is_parked=False) == SpanLimit(20, PULL_SPAN_MAX, is_patient=True)
+    assert Pace().reach(0, 50, None, is_parked=True) == SpanLimit(50, PULL_SPAN_MAX)
 
 
 def test_a_client_that_keeps_up_gets_more_and_more_up_to_what_java_can_be_set_to() -> None:

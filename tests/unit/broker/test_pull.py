@@ -173,7 +173,7 @@ def test_who_never_commits_is_given_each_match_once_and_looks_at_each_message_on
 ) -> None:  # fmt: skip
     fill(client, 3000, tags="A" + "B" * 99)
     looked: list[int] = []
-    tagged = bulk.tagged
+    tagged = bulk.select_tagged
 
     def count(units: bytes, *rest: Any) -> Any:
         looked.append(len(units) // UNIT_BYTES)
@@ -477,7 +477,7 @@ def test_a_producer_has_its_answer_before_a_crowd_looks(broker: SteppedBroker) -
     producer = broker.connect()
     order: list[object] = []
     for one in (producer, *consumers):
-        one.peer.carry(Noting(one, order))
+        one.peer.set_transport(Noting(one, order))
     producer.feed(producer.request(310, send_fields(), b"x"))
     broker.step()
     assert order[0] is producer

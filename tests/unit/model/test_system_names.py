@@ -19,7 +19,7 @@ from sluicemq.console.pages import topics as topics_page
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.mqadmin import exports
 from sluicemq.pipelines import audit, tables
-from sluicemq.spark.sources.offsets import Topics as SparkTopics
+from sluicemq.spark.sources.offsets import TopicSelection as SparkTopics
 
 CLUSTER, BROKER = "East", "broker-a"
 NAMED_BY_CLUSTER = CLUSTER, BROKER, f"{CLUSTER}_REPLY_TOPIC"
@@ -149,8 +149,8 @@ def test_topics_of_the_console() -> None:
 
 
 def test_a_pattern_of_the_spark_source() -> None:
-    assert set(SparkTopics(pattern=".*").found(Admin())) == set(USERS_TOPICS)  # type: ignore[arg-type]
-    assert SparkTopics(pattern="%.*").found(Admin()) == list(GROUPS_TOPICS)  # type: ignore[arg-type]
+    assert set(SparkTopics(pattern=".*").resolve(Admin())) == set(USERS_TOPICS)  # type: ignore[arg-type]
+    assert SparkTopics(pattern="%.*").resolve(Admin()) == list(GROUPS_TOPICS)  # type: ignore[arg-type]
 
 
 def test_topics_that_sluice_sql_offers() -> None:

@@ -280,7 +280,7 @@ class RuntimeInfo:
             table[f"msg{word}TotalTodayNow"] = str(counters[name])
         for part in self.more:
             table |= part()
-        return table | self.store.runtime()
+        return table | self.store.runtime_info()
 
 
 def _quantile_s(counts: list[int], share: float) -> float:

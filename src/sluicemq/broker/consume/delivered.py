@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sluicemq.model.subscription import MessageFilter
-from sluicemq.store.gather import PULL_SPAN_MAX, Reach
+from sluicemq.store.gather import PULL_SPAN_MAX, SpanLimit
 from sluicemq.store.read import ReadResult
 
 SPAN_MIN: Final = PULL_SPAN_MAX // 2
@@ -100,7 +100,7 @@ class Pace:
             self._shrinks_at_s = self._grows_at_s = now_s + self._backoff_s
             self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
 
-    def reach(self, queue_id: int, offset: int, consumed: int | None, is_parked: bool) -> Reach:
+    def reach(self, queue_id: int, offset: int, consumed: int | None, is_parked: bool) -> SpanLimit:
         """For a read from `offset` on. What a parked pull finds is always given."""
         queue = self._queues.get(queue_id)
         if queue is None:
@@ -108,7 +108,7 @@ class Pace:
         if consumed is None and queue.next_offset == offset and queue.held_from >= 0:
             consumed = queue.held_from  # nothing yet, of what it got
         is_patient = not is_parked and queue.hold_s > 0
-        return Reach(offset if consumed is None else consumed, self.span_max, is_patient)
+        return SpanLimit(offset if consumed is None else consumed, self.span_max, is_patient)
 
     def hold(self, queue_id: int) -> float:
         """Note that a pull out of reach is held. Return for how many seconds."""

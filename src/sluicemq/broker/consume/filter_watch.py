@@ -46,7 +46,7 @@ from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import pop_origin
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import Background, Job, WorkItem
-from sluicemq.store.gather import WEIGHT_INLINE
+from sluicemq.store.gather import INLINE_WEIGHT_MAX
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
@@ -449,7 +449,7 @@ class FilterWatch:
     ) -> Iterator[Job | None]:
         records = self.matching.records
         blocks = self.store.columns.blocks(topic, queue_id, start, end)
-        if blocks is None or weight > WEIGHT_INLINE:  # each condition is counted by itself
+        if blocks is None or weight > INLINE_WEIGHT_MAX:  # each condition is counted by itself
             for first in range(start, end, ROWS_A_JOB):
                 rows: list[dict[str, str]] = []
                 for low in range(first, min(first + ROWS_A_JOB, end), RECORDS_A_STEP):

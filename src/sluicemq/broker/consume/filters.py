@@ -34,7 +34,7 @@ from sluicemq.files import Files
 from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import is_tag_kind, make_filter, preparation, subscribe
 from sluicemq.model.subscription import ALL, TAG, MessageFilter, Subscription
-from sluicemq.store.gather import Judgement, PostponedError
+from sluicemq.store.gather import PostponedError, PostponedWork
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.tables import (
     ConsumerFilter,
@@ -74,7 +74,7 @@ class RequestFilters:
         if expression == ALL and kind == TAG:
             return None
         for job in preparation(expression, kind):
-            raise PostponedError(Judgement(job, lambda _: None))
+            raise PostponedError(PostponedWork(job, lambda _: None))
         try:
             return self._kept(kind, expression)
         except FilterError as error:

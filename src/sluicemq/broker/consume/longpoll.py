@@ -32,7 +32,7 @@ from sluicemq.broker.group_commit import Durable, Parked
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.limits import FairScheduler
 from sluicemq.net.work.background import WorkItem
-from sluicemq.store.gather import Judgement
+from sluicemq.store.gather import PostponedWork
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import encode_answer
 
@@ -174,11 +174,13 @@ class LongPolls:
             else:
                 write(peer, answer or b"")
 
-    def look_on(self, parked: Parked, peer: Peer, judgement: Judgement | None) -> WorkItem[None]:
+    def look_on(
+        self, parked: Parked, peer: Peer, judgement: PostponedWork | None
+    ) -> WorkItem[None]:
         """What the next look has to know first, and that look."""
         yield None
         if judgement is not None:
-            judgement.keep((yield judgement.run))
+            judgement.store_result((yield judgement.run))
         self.look(parked, peer)
 
     def expire(self, now_s: float) -> None:

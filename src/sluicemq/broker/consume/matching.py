@@ -30,7 +30,7 @@ from sluicemq.model.subscription import ALL, SQL92, Subscription
 from sluicemq.net.work.background import Job, WorkItem
 from sluicemq.record.codec import decode_properties, properties_slice
 from sluicemq.record.columns import ColumnBlock
-from sluicemq.store.gather import WEIGHT_INLINE
+from sluicemq.store.gather import INLINE_WEIGHT_MAX
 from sluicemq.store.queues import BLANK_SIZE, UNIT, UNIT_BYTES
 from sluicemq.store.store import Store
 
@@ -47,7 +47,7 @@ ROWS_A_STEP: Final = 64
 PARTS_A_JOB: Final = 4
 ROWS_INLINE: Final = 8192
 """Larger blocks take milliseconds: they are judged in another thread; smaller ones too when the
-expression is long (`WEIGHT_INLINE`)."""
+expression is long (`INLINE_WEIGHT_MAX`)."""
 SAMPLES_KEPT: Final = 16
 TALLIES_KEPT: Final = 65_536
 
@@ -138,7 +138,7 @@ class Wanted:
 
     def is_quick_on(self, rows: int) -> bool:
         """Are so many rows judged in a millisecond or two?"""
-        return rows <= ROWS_INLINE and self.weight <= WEIGHT_INLINE
+        return rows <= ROWS_INLINE and self.weight <= INLINE_WEIGHT_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +376,7 @@ class Matching:
             units = self._store.reader.units(topic, queue_id, start, min(stop - start, TAG_UNITS))
             if not len(units):
                 break
-            hits = bulk.find_codes(units, wanted.codes).tolist()
+            hits = bulk.find_tag_codes(units, wanted.codes).tolist()
             if hits:
                 total += yield from self._count_hits(wanted, bytes(units), hits, part)
             start += len(units) // UNIT_BYTES
@@ -445,7 +445,7 @@ def _judge_records(
         for row, properties in zip(rows[start:stop], found[start:stop], strict=True):
             verdicts[row] = FALSE if properties is None else verdict_of(verdict, properties)
 
-    if wanted.weight > WEIGHT_INLINE:
+    if wanted.weight > INLINE_WEIGHT_MAX:
         yield partial(judge, 0, len(rows))
         return
     for start in range(0, len(rows), ROWS_A_STEP):

@@ -59,8 +59,8 @@ from sluicemq.model.topic import CONTRACT, MASTER_ID, PERM_READ, GroupConfig
 from sluicemq.net.dispatch import Peer, RunEngine
 from sluicemq.net.limits import FairScheduler
 from sluicemq.net.work.background import Background
-from sluicemq.store.gather import NO_LIMIT, PostponedError, Reach
-from sluicemq.store.log import LOST_CODE
+from sluicemq.store.gather import UNLIMITED, PostponedError, SpanLimit
+from sluicemq.store.log import PLACEHOLDER_CODE
 from sluicemq.store.read import TAG_SCAN_MAX, ReadResult, ReadStatus
 from sluicemq.store.store import Store
 from sluicemq.wire.bodies import BROADCASTING
@@ -220,7 +220,7 @@ class Pull:
             fields = {} if kind is None else {"forbiddenType": str(kind)}
             return Command(refusal.code, fields, remark=refusal.remark)
         except PostponedError as postponed:
-            return Postponed(retry_after(postponed.judgement, partial(self.pull, command, peer)))
+            return Postponed(retry_after(postponed.work, partial(self.pull, command, peer)))
         except (KeyError, TypeError, ValueError):
             decode_header(PullMessageRequest, command.fields)  # says which field it is
             raise
@@ -307,7 +307,7 @@ class Pull:
             return lambda data, position, peer, shares: sends(data, position, peer)
         store = self.store
         self.compiled = engine.pulls.Pulls(
-            self, store.reader, store.writer.by_key, store.reader.log, sends, LOST_CODE
+            self, store.reader, store.writer.by_key, store.reader.log, sends, PLACEHOLDER_CODE
         )
         return self.compiled.run  # type: ignore[no-any-return]
 
@@ -319,9 +319,9 @@ class Pull:
         assert engine.pulls is not None, "it has missed the pull"
         reader, store = self.store.reader, self.store.reader.config
         is_ours = ANY_SPAN in reading.fields
-        count_max = min(max(reading.count_max, 1), reader.near_max[is_ours])
-        codes = None if wanted is None else reader.codes_alone(wanted)
-        scan = None if wanted is None or codes is not None else reader.scan_known(wanted)
+        count_max = min(max(reading.count_max, 1), reader.memory_count_max[is_ours])
+        codes = None if wanted is None else reader.tag_codes_only(wanted)
+        scan = None if wanted is None or codes is not None else reader.cached_column_scan(wanted)
         if (
             [values[name] for name in ("opaque", "flag", "extFields")]
             != [command.opaque, 0, command.fields]
@@ -362,9 +362,9 @@ class Pull:
         self, reading: Reading, command: Command, result: ReadResult
     ) -> bytes | Parked | Postponed:
         """The pull waits, if it may. HOT."""
-        if result.judgement is not None:
+        if result.postponed is not None:
             return Postponed(
-                retry_after(result.judgement, partial(self.pull, command, reading.peer))
+                retry_after(result.postponed, partial(self.pull, command, reading.peer))
             )
         if _is_stuck(reading, result):
             return self._held_back(reading, command)
@@ -601,10 +601,10 @@ class Pull:
             if until is not None:
                 room = until - offset
                 count = min(count, room)
-            reach = None if consumed is None else Reach(consumed)
+            reach = None if consumed is None else SpanLimit(consumed)
         elif message_filter is not None and reading.bytes_max is None:
             if is_ours:
-                reach = Reach(offset, NO_LIMIT)
+                reach = SpanLimit(offset, UNLIMITED)
             else:
                 pace = delivered.pace
                 if not is_parked:
@@ -612,15 +612,17 @@ class Pull:
                 reach = pace.reach(reading.queue_id, offset, consumed, is_parked)
         result = self.store.reader.read(
             reading.topic, reading.queue_id, offset, count, reading.bytes_max, message_filter,
-            room, reach, may_postpone=place is None, is_ours=is_ours,
+            room, reach, may_postpone=place is None, is_sluice_client=is_ours,
         )  # fmt: skip
-        scanned = result.scanned
+        scanned = result.units_scanned
         delivered.filtered += scanned - result.count
         if place is not None:
             note(place, offset, result)
         elif pace is not None:
             pace.answered(reading.queue_id, result, self.clock.monotonic_s())
-        is_sure = result.is_sure and place is None  # a rule of a lane is more than one expression
+        is_sure = (
+            result.is_filter_reliable and place is None
+        )  # a rule of a lane is more than one expression
         if scanned and not is_sure and message_filter and message_filter.reads_properties:
             delivered.looked(message_filter, reading.queue_id, offset, offset + scanned)
         return result
@@ -659,12 +661,12 @@ class Pull:
         """It goes on waiting, or looking when it was not through; unless there is a master to ask
         by now. At its last time a filter that takes long is judged first: without that the answer
         would say to retry although no message was looked at."""
-        if is_last and result.judgement is not None:
+        if is_last and result.postponed is not None:
             command, peer = parked.command, reading.peer
-            steps = retry_after(result.judgement, partial(self.pull, command, peer))
+            steps = retry_after(result.postponed, partial(self.pull, command, peer))
             self.background.run_request(steps, command, peer)
             return b""
-        is_for_master = result.judgement is None and self._is_for_master(
+        is_for_master = result.postponed is None and self._is_for_master(
             reading, result, parked.scan_offset
         )
         code = self._code_of(reading, result, parked.scan_offset)
@@ -673,7 +675,7 @@ class Pull:
                 parked.scan_offset = result.next_offset
                 if result.next_offset < result.offset_max:
                     parked.is_attempt_pending = True
-                    steps = self.polls.look_on(parked, reading.peer, result.judgement)
+                    steps = self.polls.look_on(parked, reading.peer, result.postponed)
                     self.background.run_in_background(steps, reading.peer)
                 return None
             if code == ResponseCode.PULL_NOT_FOUND:
@@ -703,7 +705,9 @@ class Pull:
         settings = self.settings
         if not settings.is_slave or settings.is_failover or not self.has_master():
             return False
-        return result.status not in _SCANNED or self.store.reader.is_near(*reading.queue, offset)
+        return result.status not in _SCANNED or self.store.reader.is_in_memory(
+            *reading.queue, offset
+        )
 
     def _found(self, reading: Reading, opaque: int, result: ReadResult) -> list[bytes | memoryview]:
         """The answer with messages, in pieces. HOT."""
@@ -742,7 +746,7 @@ class Pull:
     def _suggested(self, reading: Reading) -> int:
         """Whom to ask next: another broker for what is likely no more in memory (spec/ha.md §4)."""
         group = self.groups.config_of(reading.group) or GroupConfig(reading.group)
-        is_near = self.store.reader.is_near(*reading.queue, reading.offset)
+        is_near = self.store.reader.is_in_memory(*reading.queue, reading.offset)
         if is_near and self.settings.is_slave and self.has_master():
             return MASTER_ID
         return group.broker_id if is_near else group.broker_id_when_slow

@@ -57,7 +57,7 @@ from sluicemq.record.codec import (
     parse_head,
     properties_slice,
 )
-from sluicemq.store.gather import Judgement, PostponedError
+from sluicemq.store.gather import PostponedError, PostponedWork
 from sluicemq.store.read import ReadResult, ReadStatus
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
@@ -147,7 +147,7 @@ class Look:
     orders: list[tuple[int, object, int]] = field(default_factory=list)
     is_over: bool = False
     is_unfinished: bool = False
-    judgement: Judgement | None = None
+    judgement: PostponedWork | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -182,7 +182,7 @@ class Pop:
             self._admit(header, peer)
         except PostponedError as postponed:
             again = partial(self.pop, header, command, peer)
-            return Postponed(retry_after(postponed.judgement, again))
+            return Postponed(retry_after(postponed.work, again))
         except RequestError as refusal:
             return _refused(refusal, PopMessageResponse())
         popping = Popping(header, command, peer, until_ms, wanted)
@@ -218,7 +218,7 @@ class Pop:
             wanted = self._filter(header.expression_kind, header.expression)
         except PostponedError as postponed:
             again = partial(self.notify, header, command, peer)
-            return Postponed(retry_after(postponed.judgement, again))
+            return Postponed(retry_after(postponed.work, again))
         except RequestError as refusal:
             return _refused(refusal, NotificationResponse())
         asked = PopMessageRequest(
@@ -388,8 +388,8 @@ class Pop:
                 self.offsets.reset(group, topic, queue_id, offset)
                 self.checkpoints.next_offset(group, topic, queue_id)  # hears of it
             result = self._read(popping, found, topic, queue_id, offset)
-        if result.judgement is not None:
-            found.judgement, found.is_over, found.is_unfinished = result.judgement, True, True
+        if result.postponed is not None:
+            found.judgement, found.is_over, found.is_unfinished = result.postponed, True, True
             found.rest += max(end - offset, 0)
             return
         if result.count:
@@ -416,7 +416,7 @@ class Pop:
         elif (
             low == 0
             and self.settings.broker.pop_from_first_when_near
-            and self.store.reader.is_near(topic, queue_id, 0)
+            and self.store.reader.is_in_memory(topic, queue_id, 0)
         ):
             offset = 0
         else:
@@ -434,9 +434,14 @@ class Pop:
             topic, queue_id, offset, count, None, wanted, may_postpone=True
         )
         delivered = self.delivered[topic, popping.header.group]
-        delivered.filtered += result.scanned - result.count
-        if result.scanned and not result.is_sure and wanted and wanted.reads_properties:
-            delivered.looked(wanted, queue_id, offset, offset + result.scanned)
+        delivered.filtered += result.units_scanned - result.count
+        if (
+            result.units_scanned
+            and not result.is_filter_reliable
+            and wanted
+            and wanted.reads_properties
+        ):
+            delivered.looked(wanted, queue_id, offset, offset + result.units_scanned)
         return result
 
     def _take(self, popping: Popping, found: Look, source: Source, result: ReadResult) -> None:
@@ -525,7 +530,7 @@ class Pop:
         while found.is_unfinished:
             job = found.judgement
             if job is not None:
-                job.keep((yield job.run))
+                job.store_result((yield job.run))
             else:
                 yield None
                 if self.clock.now_ms() >= popping.until_ms:

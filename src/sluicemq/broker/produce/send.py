@@ -293,10 +293,11 @@ class Send:
         """Messages with a sharding key, by topic."""
         self.compiled = None
         """Takes plain sends past `send_quick` (`sluicemq.engine`)."""
-        if engine.sends is not None and store.writer.takes_columns:
+        if engine.sends is not None and store.writer.can_append_columns:
             self.compiled = engine.sends.Sends(
                 store.writer, topics.table, store.writer.by_key, self.sizes,
-                store.writer.begin, group_commit.send_all_after_commit, store.writer.body_bytes_max,
+                store.writer.begin_group, group_commit.send_all_after_commit,
+                store.writer.body_bytes_max,
             )  # fmt: skip
         settings.add_listener(self.prepare)
         self.prepare()
