@@ -72,7 +72,7 @@ logger = logging.getLogger(__name__)
 PULL_SPAN_MAX: Final = 2000
 """How many offsets apart the matches may be that a client has received and not consumed.
 
-This is the default for clients whose span is not known otherwise (`broker.consume.delivered`). The
+This is the default for clients whose span is not known otherwise (`broker.consume.delivery`). The
 Java push consumer pauses for 50 ms when its messages span more (consumeConcurrentlyMaxSpan), so an
 answer with 32 matches of a rare tag would slow it down.
 """
@@ -284,10 +284,8 @@ class RecordVerifier:
         Returns None if the log does not have the record. Raises StoreDamagedError if the units
         around are wrong too.
         """
-        before, behind = (
-            self._nearest_valid_unit(queue, offset, -1),
-            self._nearest_valid_unit(queue, offset, 1),
-        )
+        before = self._nearest_valid_unit(queue, offset, -1)
+        behind = self._nearest_valid_unit(queue, offset, 1)
         start = self._log.start if before is None else before.end
         end = self._log.written_offset if behind is None else behind.physical_offset
         if end - start <= UNIT_SEARCH_BYTES_MAX:
@@ -355,9 +353,9 @@ class PostponedWork(NamedTuple):
 class PostponedError(Exception):
     """Raised when a read cannot continue before `work` is done."""
 
-    def __init__(self, judgement: PostponedWork) -> None:
+    def __init__(self, work: PostponedWork) -> None:
         super().__init__("the filter must be evaluated first")
-        self.work = judgement
+        self.work = work
 
 
 class FilterResultCache:
