@@ -223,8 +223,8 @@ class StoreFullError(StoreError):
     Fix: free disk space, or keep messages for a shorter time (fileReservedTime). Sending works
     again without a restart.
 
-        There is no room for the commit log in /data/commitlog: 95 of 100 bytes are used, 5 are
-        free. Make room; sending works again at once.
+        The disk has no room for the commit log in /data/commitlog: 95 of 100 bytes are used, 5 are
+        free. Free disk space; sending then works again at once.
     """
 
 
@@ -235,7 +235,7 @@ class StoreTransientError(StoreError):
     Then: the request was not carried out, and the store is unchanged.
     Fix: raise the limit that the text names. The broker retries without a restart.
 
-        The commit log in /data/commitlog cannot be written for the moment: Too many open files.
+        The commit log in /data/commitlog cannot be written at present: Too many open files.
         Raise the limit of open files: `ulimit -n`, LimitNOFILE= of a service, or --ulimit nofile=
         of a container.
     """
@@ -250,9 +250,9 @@ class StoreUncertainError(StoreError):
     is not visible to consumers. Producers get `SendUnknownError`, or a response that says so.
     Fix: look up the message by its key before you send it again.
 
-        Writing the commit log in /data/commitlog failed half-way: Input/output error. The message
-        may come back when the broker is started again. Give the broker permission to write
-        there, or set storePathRootDir.
+        Writing the commit log in /data/commitlog failed, and the partial write cannot be undone:
+        Input/output error. The message may reappear when the broker is restarted. The broker must
+        be able to write there: change the rights, or set storePathRootDir.
     """
 
 

@@ -23,8 +23,8 @@ from derived import CONFIG, Workload, make_small
 from simulation.roles import CHANGES, Pair
 from simulation.stepped import ManualClock, SteppedBroker
 from sluicemq.errors import SluiceError
+from sluicemq.files.identity import IDENTITY_SUFFIX
 from sluicemq.model.system_names import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
-from sluicemq.store.identity import IDENTITY_SUFFIX
 from sluicemq.testing.files import CrashableFiles
 
 AWAY_MS: Final = 7000

@@ -204,13 +204,13 @@ def test_a_queue_whose_messages_have_expired_goes_on_where_it_was() -> None:
         broker.store.tick()
         broker.store.sync()
         broker.clean()
-    assert broker.store.offset_min > 0
+    assert broker.store.log_start > 0
     assert broker.store.queue_offsets("T", 0) == (3, 3)
     late = Slave(broker.files, config)
     late.mirror = slave_of(broker.files).mirror
     late.follow(broker)
     assert late.store is not None
-    assert late.store.offset_min == broker.store.offset_min
+    assert late.store.log_start == broker.store.log_start
     assert late.store.queue_offsets("T", 0) == (3, 3)
     late.store.tick()
     late.store.sync()

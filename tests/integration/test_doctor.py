@@ -429,7 +429,7 @@ async def test_retention_passes_a_group(tmp_path: Path) -> None:
                     os.utime(path, (time_s, time_s))
                 store = broker.store
                 while store.retention.removable_end() < store.written_offset:
-                    store._checkpoint_s = 0.0
+                    store._checkpoints._last_s = 0.0
                     store.tick()
                     await asyncio.to_thread(store.sync)
                 broker.core.cleaning._clean_s = broker.core.cleaning._survey_s = 0.0

@@ -167,8 +167,10 @@ class Workload:
             self.delayed.add(self.send(client, "D", DELAY=level)[0])
         if has_state:
             self.cancelled.add(self.send(client, "D", DELAY=5)[0])
-            broker.core.delayed.levels.cancel(4, broker.store.end_offset(SCHEDULE_TOPIC, 4) - 1)
-            self.reset_to = broker.store.end_offset("T", 1) - 5
+            broker.core.delayed.levels.cancel(
+                4, broker.store.committed_offset(SCHEDULE_TOPIC, 4) - 1
+            )
+            self.reset_to = broker.store.committed_offset("T", 1) - 5
             broker.core.offsets.reset("GR", "T", 1, self.reset_to)
         self._pop(broker, client)
         self._pop_in_order(broker, client)

@@ -96,8 +96,8 @@ class Replica:
 
     def log(self) -> bytes:
         store = self.store
-        data, at = b"", store.offset_min
-        while piece := store.raw(at, 4096):
+        data, at = b"", store.log_start
+        while piece := store.view_log(at, 4096):
             data, at = data + bytes(piece), at + len(piece)
         return data
 
@@ -117,7 +117,7 @@ class World:
                 replica.stop(None)
         self.master, self.gate, self.epoch = self.replicas[number], Gate(), self.epoch + 1
         store = self.master.store
-        self.master.epochs.reign(self.epoch, store.offset_min, store.written_offset)
+        self.master.epochs.reign(self.epoch, store.log_start, store.written_offset)
 
     def connect(self, number: int) -> None:
         replica, master = self.replicas[number], self.master
@@ -125,7 +125,7 @@ class World:
             return
         if replica.follower is None:
             replica.follower = Follower(
-                replica.store, replica.store.following(), replica.epochs, self.settings,
+                replica.store, replica.store.start_following(), replica.epochs, self.settings,
                 replica.clock,
             )  # fmt: skip
             replica.follower.is_unclean = True
@@ -210,7 +210,7 @@ def agree(world: World) -> None:
         while world.deliver(replica.number, 1 << 30, 1 << 30):
             pass
         assert replica.log() == master.log()
-        assert replica.store.offset_min == master.store.offset_min
+        assert replica.store.log_start == master.store.log_start
         assert replica.store.queue_offsets("T", 0) == master.store.queue_offsets("T", 0)
         shared = [epoch for epoch in master.epochs.entries if epoch in replica.epochs.entries]
         assert list(replica.epochs.entries) == shared

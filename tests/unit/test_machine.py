@@ -36,7 +36,7 @@ def test_threads_that_a_broker_begins_are_as_usual_though_its_own_is_lowered() -
     def work() -> None:
         broker = Broker(BrokerConfig(), StoreConfig())
         priority().set_low()
-        for executor in (broker._executor, broker._computer):
+        for executor in (broker._executor, broker._filter_executor):
             found.append(executor.submit(os.getpriority, os.PRIO_PROCESS, 0).result())
             executor.shutdown()
         assert priority() is priority()

@@ -420,7 +420,7 @@ class RuleSource:
             if files.exists(path):
                 return cls(files, path, is_compatible=config.acl_compatible)
         raise ConfigurationError(
-            "aclEnable=true, but there is no file of accounts "
+            "aclEnable=true, but no file of accounts exists "
             f"({', '.join(config.acl_files) or 'none is configured'}).",
             fix="Write plain_acl.yml there (`accounts:` with accessKey and secretKey), configure"
             " another file with plainAclFile, or set aclEnable=false.",

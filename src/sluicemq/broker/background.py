@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 from sluicemq.clock import Clock
 from sluicemq.net.work.background import WorkItem
-from sluicemq.store.gather import Judgement
+from sluicemq.store.gather import PostponedWork
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +29,12 @@ _ENTRIES_MAX: Final = 4096
 """Offsets that a `Progress` notes until the log is synced up to them."""
 
 
-def retry_after(judgement: Judgement, retry: Callable[[], T]) -> WorkItem[T]:
+def retry_after(judgement: PostponedWork, retry: Callable[[], T]) -> WorkItem[T]:
     """Run `judgement` on another thread, keep its result for the next read, and return `retry()`.
 
     A read returns a judgement when it needs the outcome of an expensive filter first.
     """
-    judgement.keep((yield judgement.run))
+    judgement.store_result((yield judgement.run))
     return retry()
 
 

@@ -35,18 +35,18 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from sluicemq.errors import ProtocolError, StoreError, StoreFullError
 from sluicemq.files import File, Files, fix_of, load_text, replace_text
-from sluicemq.model.topic import DataVersion
-from sluicemq.net.work.background import fast_thread_switching
-from sluicemq.store.identity import (
+from sluicemq.files.identity import (
     NO_RECORD,
     TEXT_BEFORE,
+    FileState,
     FileVerdict,
     IdentityFile,
-    State,
     is_last_text,
     read_identity,
     text_checksum,
 )
+from sluicemq.model.topic import DataVersion
+from sluicemq.net.work.background import fast_thread_switching
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson
 from sluicemq.wire.declare import load_object, take_object, take_text
@@ -256,9 +256,9 @@ class DocumentIdentity:
         """
         self._last = text_checksum(text)
         found = read_identity(self._files, self._path)
-        if found is None or found.state is not State.SEALED:
+        if found is None or found.state is not FileState.SEALED:
             return FileVerdict.UNKNOWN
-        if not found.is_of("", self._store.record_source):
+        if not found.matches("", self._store.record_source):
             return FileVerdict.FOREIGN
         return FileVerdict.SEALED if is_last_text(found, text) else FileVerdict.CHANGED
 

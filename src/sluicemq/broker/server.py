@@ -312,12 +312,12 @@ class Broker:
         )
         if mirror is not None:
             mirror.log_end = lambda: store.written_offset
-            mirror.units = store.ended_queues
+            mirror.units = store.expired_queues
         if settings.is_failover:
             path = settings.broker.epoch_path or f"{settings.store.root}/epochFileCheckpoint"
             self.epochs = Epochs(files, path, store.written_offset)
             if self.term is not None and not settings.is_slave:
-                self.epochs.reign(self.term.epoch, store.offset_min, store.written_offset)
+                self.epochs.reign(self.term.epoch, store.log_start, store.written_offset)
         return store, files, confirmed, mirror
 
     async def _open(self, sockets: ListeningSockets) -> None:
@@ -339,7 +339,7 @@ class Broker:
             confirmed_end = 0  # other replicas may be in sync without what is stored here
         if self.settings.is_gated and confirmed_end is not None:
             # Only now: the tables were loaded with all of the log, also what is not confirmed yet.
-            self.store.hide(confirmed_end)
+            self.store.hide_unconfirmed(confirmed_end)
         self.store.columns.loads_at_once = False
         if isinstance(self._files, SystemFiles):
             self.store.columns.sealer = SealingProcess()
@@ -465,7 +465,7 @@ class Broker:
             return None
         side = SlaveSide(
             core,
-            self.store.following(),
+            self.store.start_following(),
             self._files,
             self.epochs,
             self._confirmed,
@@ -706,7 +706,7 @@ class Broker:
             return save(*delayed.documents, core.epochs.table.document)
 
         def save_filters() -> Awaitable[None]:
-            filters.clean()
+            filters.remove_expired()
             return save(filters.document, core.assignments.document)
 
         return [

@@ -1,7 +1,7 @@
 """Incarnation of a store: an id that changes whenever acknowledged data may have been lost.
 
 `Store.open` keeps it for every store. With sluiceConsensus it identifies the disk of a member of
-the in-sync set. Identity files (`store.identity`) name the incarnation in which they were written.
+the in-sync set. Identity files (`files.identity`) name the incarnation in which they were written.
 """
 
 import json

@@ -5,7 +5,7 @@ the limits that only a server can count: connections of one address, bytes of un
 and refused requests. The page on security has the table of all limits.
 
 A limit closes the connection if continuing would cost memory or time. It is answered with an error
-if only the request itself is too large. No check here reads a whole frame.
+if only the request itself is too large. Frames that arrive whole are not counted here at all.
 
 `FairScheduler` gives each connection a fair share of the event loop's time, because one request may
 take a millisecond and one client may send a thousand at once. Time is divided into scheduling

@@ -17,7 +17,7 @@ from sluicemq.files import Files
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
-from sluicemq.store.log import LOST_CODE
+from sluicemq.store.log import PLACEHOLDER_CODE
 from sluicemq.store.queues import UNIT, UNIT_BYTES, Unit
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.codes import ResponseCode
@@ -145,7 +145,7 @@ def test_a_turn_that_cannot_be_written_leaves_nothing_in_its_queue() -> None:
 
 def test_a_message_that_a_repair_could_not_save_is_passed_over() -> None:
     files, bodies = restarted(10)
-    put_unit(files, 3, unit_at(files, 3)._replace(tag_code=LOST_CODE))
+    put_unit(files, 3, unit_at(files, 3)._replace(tag_code=PLACEHOLDER_CODE))
     watched = Watched(files)
     for _ in range(3):
         assert [one.body for one in watched.pull(0)[0]] == bodies[:3] + bodies[4:]

@@ -7,7 +7,7 @@ import pytest
 from simulation.stepped import SteppedBroker, send_fields
 from sluicemq.broker.documents import Document
 from sluicemq.files import replace_text
-from sluicemq.store.identity import IDENTITY_SUFFIX, FileVerdict, read_identity
+from sluicemq.files.identity import IDENTITY_SUFFIX, FileVerdict, read_identity
 from sluicemq.testing.files import CrashableFiles
 
 PATH = "/store/config/table.json"

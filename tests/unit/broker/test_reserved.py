@@ -50,7 +50,7 @@ def start(*, is_compiled: bool = True, columns: bool = True) -> tuple[SteppedBro
     )
     broker.core.topics.put(TopicConfig("T", 1, 1), TopicConfig("secret", 1, 1))
     broker.core.groups.put(GroupConfig("G", retry_queues=1))
-    broker.store.writer.takes_columns = columns
+    broker.store.writer.can_append_columns = columns
     if not is_compiled:
         broker.dispatcher.run_engine = None
         broker.core.send.compiled = None

@@ -66,7 +66,7 @@ def batches(draw: st.DrawFn) -> list[Entry]:
 
 def broker_with(*, columns: bool) -> tuple[SteppedBroker, SteppedClient]:
     broker = SteppedBroker(store_config=LARGE)
-    broker.store.writer.takes_columns = columns
+    broker.store.writer.can_append_columns = columns
     return broker, broker.connect()
 
 

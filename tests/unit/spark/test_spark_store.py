@@ -359,9 +359,9 @@ def test_wrong_options_say_what_is_right(
 
 def test_directories_that_are_no_store_say_what_they_are(filled: Path, tmp_path: Path) -> None:
     cases: list[tuple[Path, str]] = [
-        (tmp_path, "holds no commit log"),
+        (tmp_path, "contains no commit log"),
         (filled / "commitlog", "the files of one part of a store"),
-        (filled.parent, f"Name {filled}: that one is"),
+        (filled.parent, f"Specify {filled}, which is one"),
     ]
     for path, text in cases:
         with pytest.raises(StoreError, match=text):

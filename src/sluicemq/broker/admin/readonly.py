@@ -23,7 +23,7 @@ from sluicemq.files import Files
 from sluicemq.model.system_names import REVIVE_TOPIC_PREFIX, SYNC_MEMBER_TOPIC_PREFIX
 from sluicemq.model.topic import DEFAULT_CLUSTER, PERM_READ, GroupConfig, TopicConfig
 from sluicemq.net.dispatch import Handler, Peer
-from sluicemq.store.directory import fit_sizes
+from sluicemq.store.directory import detect_file_sizes
 from sluicemq.store.store import Store
 from sluicemq.wire import tables
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -97,7 +97,7 @@ def prepare(settings: Settings, files: Files) -> None:
     ):  # fmt: skip
         log.info("read-only: the paths of the configuration are not used but those in the store")
         store = replace(store, commit_log_path=log_path, consume_queue_path=queue_path)
-    settings.store = store = fit_sizes(store, files)
+    settings.store = store = detect_file_sizes(store, files)
     log.info(
         "the store in %s is opened read-only (files of %d and %d bytes): nothing of it changes, "
         "offsets of consumers live in memory",

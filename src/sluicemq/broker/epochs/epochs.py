@@ -54,10 +54,10 @@ from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files
+from sluicemq.files.identity import FileVerdict
 from sluicemq.model.system_names import EPOCH_TOPIC, STAGING_TOPIC
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import WorkItem, decode_body
-from sluicemq.store.identity import FileVerdict
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson, staging
 from sluicemq.wire.codes import ResponseCode

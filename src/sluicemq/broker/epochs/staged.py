@@ -238,7 +238,7 @@ class StagedReader:
     def _run(self, units: Buffer, owner: Owner, bytes_max: int) -> tuple[Run | None, int]:
         """As many of the first as are alike, lie in one file and have room, and their bytes; None
         when few. HOT."""
-        if len(units) < COLUMNS_MIN * UNIT.size or not self._store.writer.takes_columns:
+        if len(units) < COLUMNS_MIN * UNIT.size or not self._store.writer.can_append_columns:
             return None, 0
         from sluicemq.broker.epochs import columns  # noqa: PLC0415 - NumPy for many only
 

@@ -330,7 +330,7 @@ class Checkpoints:
 
     def record(self, topic: str, queue_id: int, offset: int) -> Record | None:
         """A message that was popped; None when it is deleted."""
-        unit = self._store.reader.sound_units(topic, queue_id, offset, 1)
+        unit = self._store.reader.valid_units(topic, queue_id, offset, 1)
         position, size, _ = UNIT.unpack_from(unit) if len(unit) else (0, BLANK_SIZE, 0)
         return read_record(self._store.reader.view_at(position)) if size != BLANK_SIZE else None
 
@@ -408,7 +408,7 @@ class Checkpoints:
         saved = self.document.load(Saved.parse)
         store, broker = self._store, self._settings.broker.broker_name
         start = Start(self.table, store, self._offsets, self.topic, broker)
-        end = store.end_offset(TIMER_TOPIC, 0)
+        end = store.committed_offset(TIMER_TOPIC, 0)
         is_beyond = saved is not None and max(saved.timer, saved.covered) > end
         if is_beyond or self.document.is_doubtful:
             log.warning(
@@ -444,7 +444,7 @@ class Checkpoints:
 
     def _in_memory(self) -> Saved:
         """What there is now; where other checkpoints begin that do not stand in it themselves."""
-        end_of = self._store.end_offset
+        end_of = self._store.committed_offset
         start = end_of(TIMER_TOPIC, 0)
         listed: list[Checkpoint] = []
         for popped in self.table:
@@ -467,7 +467,7 @@ class Checkpoints:
         self._commit()
         self._take_covered()
         # A record that is not on disk may be lost, and another one take its offset.
-        covered = self._store.first_offset(TIMER_TOPIC, 0, self._store.synced_offset)
+        covered = self._store.first_offset_from(TIMER_TOPIC, 0, self._store.synced_offset)
         self._covering = self._offsets.document.edition, covered
 
     def _take_covered(self) -> None:

@@ -53,7 +53,7 @@ from sluicemq.record.codec import decode_batch, parse_head
 from sluicemq.record.layout import MAGIC_V1, PROPERTIES_BYTES_MAX, RECORD_HEAD
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
-from sluicemq.store.writer import Part
+from sluicemq.store.writer import BatchPart
 from sluicemq.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class Intake:
             delay_ms, lead_ms = draft.delay_ms, draft.waits_from_ms - self._writer.now_ms
             if draft.waits_from_ms and abs(lead_ms) >= STEP_MS:
                 delay_ms += lead_ms
-            self._writer.delay_last(draft.topic, draft.queue_id, delay_ms)
+            self._writer.delay_last_message(draft.topic, draft.queue_id, delay_ms)
         return Stored(physical_offset, queue_offset, len(stored))
 
     def check_properties(self, size: int) -> None:
@@ -238,7 +238,7 @@ class Intake:
 
     def prepare_batch(
         self, body: Buffer, origin: Origin, suffix: str
-    ) -> "Generator[None, None, batch_columns.Columns | list[Part]]":
+    ) -> "Generator[None, None, batch_columns.Columns | list[BatchPart]]":
         """Decode a batch and add the broker's own properties (`suffix`, encoded) to those of each
         message. Return what `append_batch` takes. A large batch whose messages are not alike takes
         several steps.
@@ -252,7 +252,11 @@ class Intake:
                 f"{ILLEGAL.format(limit)} The batch has {len(body)} bytes.",
             )
         try:
-            if self._writer.takes_columns and len(body) >= COLUMNS_BYTES_MIN and origin.is_plain:
+            if (
+                self._writer.can_append_columns
+                and len(body) >= COLUMNS_BYTES_MIN
+                and origin.is_plain
+            ):
                 columns = yield from self._columns_of(bytes(body), suffix.encode())
                 if columns is not None:
                     return columns
@@ -283,13 +287,13 @@ class Intake:
             stored = _one_as_stored(own, added, suffix)
             self.check_properties(len(stored))
             if b"\0" in stored:
-                self._writer.check(0, stored)
+                self._writer.check_sizes(0, stored)
             return stored
 
         return (yield from batch_columns.take_apart(body, stored_of, text.tag_code_of))
 
     def append_batch(
-        self, topic: Topic, queue_id: int, batch: "batch_columns.Columns | list[Part]",
+        self, topic: Topic, queue_id: int, batch: "batch_columns.Columns | list[BatchPart]",
         origin: Origin, id_prefix: str, *, is_brief: bool = False,
     ) -> tuple[str, int]:  # fmt: skip
         """Append all messages of a prepared batch or none. Return their ids, or only the first
@@ -325,7 +329,7 @@ class Intake:
         topic.bytes_in += properties_bytes
 
 
-def _as_stored(sent: Sequence[Part], suffix: bytes) -> list[Part]:
+def _as_stored(sent: Sequence[BatchPart], suffix: bytes) -> list[BatchPart]:
     """Return the messages of a batch with the properties that are stored: those of each as if it
     had been sent alone (`model.properties`), then the broker's own (`suffix`).
 

@@ -54,7 +54,7 @@ class Log(Protocol):
     """What is asked of the store."""
 
     @property
-    def offset_min(self) -> int: ...
+    def log_start(self) -> int: ...
 
     @property
     def written_offset(self) -> int: ...
@@ -62,11 +62,11 @@ class Log(Protocol):
     @property
     def synced_offset(self) -> int: ...
 
-    def raw(self, position: int, size_max: int) -> memoryview:
+    def view_log(self, position: int, size_max: int) -> memoryview:
         """Written bytes of one file, no more than that; none: there is nothing."""
         ...
 
-    def fetch(self, position: int, size_max: int) -> bytes:
+    def read_log(self, position: int, size_max: int) -> bytes:
         """The same, read from the disk; in any thread."""
         ...
 
@@ -184,7 +184,7 @@ class Feed:
         if self.offset < 0:
             # From where it gets the log, as RocketMQ's masters decide it (spec/ha.md §1, §7), but
             # never from before the log's first byte.
-            start, is_plain, begin = self._store.offset_min, self._epochs is None, end
+            start, is_plain, begin = self._store.log_start, self._epochs is None, end
             if end == 0 and (is_plain or self._greeting.from_last_file):
                 written = self._store.written_offset
                 begin = written - written % self._settings.store.commit_log_file_bytes
@@ -210,7 +210,7 @@ class Feed:
         stream = self._stream
         if self.offset < 0 or stream.closed:
             return
-        if self.offset < self._store.offset_min:
+        if self.offset < self._store.log_start:
             log.warning("slave %s is slower than the log is deleted: it has to begin anew",
                         self.remote)  # fmt: skip
             self.close()
@@ -267,7 +267,7 @@ class Feed:
         if left > NEAR_BYTES:
             self._fetch()
             return None
-        return self._store.raw(self.offset, min(size_max, left)) if left > 0 else None
+        return self._store.view_log(self.offset, min(size_max, left)) if left > 0 else None
 
     def _fetch(self) -> None:
         """Lets another thread read on."""
@@ -280,12 +280,12 @@ class Feed:
             if isinstance(found, bytes):
                 if position == self.offset:  # else it went on without
                     self._fetched = memoryview(found)
-            elif not self._stream.closed and position >= self._store.offset_min:
+            elif not self._stream.closed and position >= self._store.log_start:
                 log.error("the log cannot be read for the slave %s: %s", self.remote, found)
                 self.close()
             self._again()
 
-        self._offload(lambda: self._store.fetch(position, READ_BYTES), done)
+        self._offload(lambda: self._store.read_log(position, READ_BYTES), done)
 
     @property
     def _end(self) -> int:

@@ -59,7 +59,7 @@ class FollowedLog(Protocol):
     """What is asked of the store."""
 
     @property
-    def offset_min(self) -> int: ...
+    def log_start(self) -> int: ...
 
     @property
     def synced_offset(self) -> int: ...
@@ -183,7 +183,7 @@ class Follower:
         end = self._following.end
         return FollowerStatus(
             self.state, end, end if self._epochs is None else self.confirmed,
-            self._store.offset_min, self._rate.per_s, self._read_ms, self._written_ms, self.fault,
+            self._store.log_start, self._rate.per_s, self._read_ms, self._written_ms, self.fault,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------ what it says
@@ -229,7 +229,7 @@ class Follower:
 
     @property
     def _is_empty(self) -> bool:
-        return self._following.end <= self._store.offset_min
+        return self._following.end <= self._store.log_start
 
     # ------------------------------------------------------------------------------ what it gets
 
@@ -280,7 +280,7 @@ class Follower:
         log.warning("the log is cut from %d to %d, where the master's begins to be another",
                     self._following.end, end)  # fmt: skip
         self.on_incomplete()
-        start = self._store.offset_min
+        start = self._store.log_start
         self._following.truncate(max(end, start))
         if self._epochs is not None:
             self._epochs.truncate(end if end > start else 0)

@@ -38,7 +38,7 @@ from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import Network, StreamListener
 from sluicemq.net.stream import ByteStream, StreamProtocol
 from sluicemq.net.work.background import Offload
-from sluicemq.store.follow import Following
+from sluicemq.store.follow import LogFollower
 from sluicemq.store.store import Store
 from sluicemq.wire.declare import load_object, take_integer
 from sluicemq.wire.ha import TICKET_BYTES, State
@@ -124,7 +124,7 @@ class MasterSide:
             admission=Admission(settings),
         )  # fmt: skip
         self.state = StateRequests(
-            mirror, core.in_sync, files, clock, lambda: store.offset_min, self._ticket
+            mirror, core.in_sync, files, clock, lambda: store.log_start, self._ticket
         )
         core.in_sync.on_confirmed.append(lambda end: self.feeds.grown())
 
@@ -207,7 +207,7 @@ class SlaveSide:
     haMasterAddress (`told`)."""
 
     def __init__(
-        self, core: Parts, following: Following, files: Files, epochs: Epochs | None,
+        self, core: Parts, following: LogFollower, files: Files, epochs: Epochs | None,
         confirmed: Confirmed, term: Term | None, claim: Claim, *, run_sync: RunSync,
         in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
         signed: Callable[[Any], Any], begin_queue: Callable[[str, int, int, bytes], object],

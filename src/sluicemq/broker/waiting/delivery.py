@@ -31,9 +31,9 @@ from sluicemq.clock import SteadyClock
 from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError, StoreError
 from sluicemq.files import Files
+from sluicemq.files.identity import FileVerdict
 from sluicemq.model.system_names import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.net.work.background import CallLater, TimerHandle
-from sluicemq.store.identity import FileVerdict
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.supervision import Supervisor
@@ -197,7 +197,7 @@ class DelayLevels:
         the log was stored."""
         stored_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
         while len(
-            units := self._store.reader.sound_units(
+            units := self._store.reader.valid_units(
                 SCHEDULE_TOPIC, level.queue_id, offset, _CHUNK_UNITS
             )
         ):
@@ -220,7 +220,7 @@ class DelayLevels:
         stored_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
         offset = level.coming
         while offset > low:
-            units = self._store.reader.sound_units(SCHEDULE_TOPIC, level.queue_id, offset - 1, 1)
+            units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset - 1, 1)
             if not len(units) or self._due_ms(level, *UNIT.unpack_from(units)) <= stored_ms:
                 break
             offset -= 1
@@ -239,7 +239,7 @@ class DelayLevels:
         end = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)[1]
         if level.coming >= end or not self._is_default:
             return
-        units = self._store.reader.sound_units(SCHEDULE_TOPIC, level.queue_id, end - 1, 1)
+        units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, end - 1, 1)
         if len(units):
             _, size, due_ms = UNIT.unpack_from(units)
             if size != BLANK_SIZE:
@@ -299,7 +299,7 @@ class DelayLevels:
     def _look(self, level: Level) -> None:
         """Find out when the first message of a level is due."""
         offset = level.coming
-        units = self._store.reader.sound_units(SCHEDULE_TOPIC, level.queue_id, offset, 1)
+        units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset, 1)
         if not len(units):
             low, high = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
             if offset >= low or low >= high:
@@ -352,7 +352,7 @@ class DelayLevels:
                 raise stopped
 
     def _deliver_some(self, level: Level, work: TimeSlice) -> None:
-        units = self._store.reader.sound_units(
+        units = self._store.reader.valid_units(
             SCHEDULE_TOPIC, level.queue_id, level.coming, min(work.remaining, _CHUNK_UNITS)
         )
         now_ms = work.now_ms
@@ -395,7 +395,7 @@ class DelayLevels:
         level = self._levels.get(queue_id)
         if level is None:
             return
-        units = self._store.reader.sound_units
+        units = self._store.reader.valid_units
         offset = max(offset, level.coming)
         for entry in entries(self._store, SCHEDULE_TOPIC, queue_id, offset, units):
             record, due_ms = entry.record, 0
@@ -685,7 +685,7 @@ class Delayed:
 
     def clean(self) -> None:
         """Now and then: timer log files that nothing needs any more. Raises OSError."""
-        self.timers.files.log.remove_before(self._store.offset_min)
+        self.timers.files.log.remove_before(self._store.log_start)
 
     def runtime(self) -> dict[str, str]:
         """For request 28 (spec/admin.md §3)."""

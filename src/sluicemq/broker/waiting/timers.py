@@ -249,7 +249,7 @@ class Timers:
     def _begin_doubting(self) -> None:
         """From now on, what is in the log and due may be delivered already. A new master shows what
         its slaves have; a recall behind it was answered by the master before, and holds."""
-        self._known_end = self._store.end_offset(TIMER_TOPIC, 0)
+        self._known_end = self._store.committed_offset(TIMER_TOPIC, 0)
         self._start_ms, self._start_end = self._clock.now_ms(), self._store.written_offset
         self._overdue = OverdueMessages(self._store, self._start_end)
         self._settling = None
@@ -260,7 +260,7 @@ class Timers:
         """Messages below the offset are delivered when their second is before `read_ms`."""
         self._late.clear()
         self._rebuild_end, self._rebuild_ms = replay_offset, read_ms
-        self._rebuild_to = self._store.end_offset(TIMER_TOPIC, 0)
+        self._rebuild_to = self._store.committed_offset(TIMER_TOPIC, 0)
         self._forget_counts()
 
     def _damaged(self, reason: str, due_ms: int) -> None:
@@ -445,7 +445,7 @@ class Timers:
             return
         topic = topic_name(value_of(record.properties, REAL_TOPIC) or b"")
         is_roll = bool(message.magic & ROLL)
-        if not self._store.counts(topic, self._floor or message.position):
+        if not self._store.is_record_live(topic, self._floor or message.position):
             log.info("a timed message of the topic %s, which was deleted, is passed over", topic)
             return
         if not is_roll and recall_key(record.properties) in self._late_marks:
@@ -575,7 +575,7 @@ class Timers:
         record = read_record(self._store.committed_record_at(position))
         if record is not None and record.topic_view == _TIMER_TOPIC:
             return record
-        if position < self._store.offset_min:
+        if position < self._store.log_start:
             log.error(
                 "the timed message at %d of the commit log is lost: retention has removed it before"
                 " it was due. Set fileReservedTime to more than the longest delay.", position,
@@ -643,7 +643,7 @@ class Timers:
                 " taken in", self.files.queue_offset, low - 1,
             )  # fmt: skip
             self.files.queue_offset = low
-        units = self._store.reader.sound_units
+        units = self._store.reader.valid_units
         new = entries(self._store, TIMER_TOPIC, 0, self.files.queue_offset, units)
         for entry in takewhile(lambda _: not work.is_over, new):
             self._take_one(entry, now_ms)
@@ -683,7 +683,7 @@ class Timers:
         `offset` is where an earlier look stopped, 0 at first. `taken_in` is the offset up to which
         messages were in the wheel at that time: a new master, for one, has to fill its wheel first.
         """
-        now_ms, units = self._clock.now_ms(), self._store.reader.sound_units
+        now_ms, units = self._clock.now_ms(), self._store.reader.valid_units
         for entry in entries(self._store, TIMER_TOPIC, 0, max(offset, taken_in), units):
             record, due_ms = entry.record, 0
             place = self._placing.place(record, now_ms) if record is not None else None

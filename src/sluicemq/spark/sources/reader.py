@@ -453,7 +453,7 @@ class StoreSnapshot:
         self.bounds: Bounds = {
             MessageQueue(topic, location.broker, queue_id): (
                 reader.queue_offsets(topic, queue_id)[0],
-                reader.sound_end(topic, queue_id),
+                reader.verified_end(topic, queue_id),
             )
             for topic, queue_id in reader.queues()
             if topic in topics
@@ -499,13 +499,13 @@ class StoreSnapshot:
         if partition.queue is None:
             return partition
         topic, _, queue_id = partition.queue
-        start, units = self._reader.unfiled_units(topic, queue_id)
+        start, units = self._reader.unflushed_units(topic, queue_id)
         return StorePartition(partition, start, units if units and partition.end > start else b"")
 
     def read_newest_properties(self, count: int) -> Iterator[Mapping[str, str]]:
         """Yield the properties of about `count` messages: the newest of every queue."""
         for queue, offsets in select_newest_ranges(self.bounds, count).items():
-            scan = self._reader.range(queue.topic, queue.queue_id, skips=True)
+            scan = self._reader.scan_queue(queue.topic, queue.queue_id, skips=True)
             for places in scan.places(offsets.start, offsets.stop):
                 for position in places.starts.tolist():
                     yield decode_record(places.view, position).properties
@@ -563,7 +563,7 @@ def read_store_partition(
     reader = location.open_reader(frozenset({queue.topic}), queue.queue_id)
     try:
         reader.add_units(queue.topic, queue.queue_id, partition.tail_start, partition.tail)
-        scan = reader.range(
+        scan = reader.scan_queue(
             queue.topic,
             queue.queue_id,
             message_filter,

@@ -137,7 +137,9 @@ class _Building:
         """Return the record of an overdue message that has to be delivered. Return None if its
         record or topic is gone, or if it was recalled."""
         record = parse_record(self._store.committed_record_at(message.position))
-        if record is None or not self._store.counts(target_queue(record)[0], message.position):
+        if record is None or not self._store.is_record_live(
+            target_queue(record)[0], message.position
+        ):
             return None
         is_recalled = recall_key(record.properties) in self._marks
         return None if is_recalled and not message.magic & ROLL else record

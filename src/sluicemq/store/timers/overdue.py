@@ -107,7 +107,7 @@ class OverdueMessages:
         self, place: tuple[str, int], floor: int, messages: dict[bytes, list[Overdue]]
     ) -> Generator[None]:
         store = self._store
-        offset = store.first_offset(*place, floor)
+        offset = store.first_offset_from(*place, floor)
         while messages:
             units = store.committed_units(*place, offset, _CHUNK_UNITS)
             if not len(units):

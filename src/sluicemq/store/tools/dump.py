@@ -23,7 +23,7 @@ from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.record.codec import decode_properties, decode_record, key_hash, parse_head
 from sluicemq.record.layout import CRC_MASK
 from sluicemq.record.table import Records
-from sluicemq.store.directory import CHECKPOINT_BYTES, slots_of
+from sluicemq.store.directory import CHECKPOINT_BYTES, parse_slots
 from sluicemq.store.tools.checks import (
     HEADER,
     JSON_DOCUMENTS,
@@ -144,7 +144,7 @@ def read_checkpoint_file(layout: StoreLayout) -> dict[str, Any] | None:
         name: int.from_bytes(data[at * 8 : at * 8 + 8], "big", signed=True)
         for at, name in enumerate(_JAVA_FIELDS)
     }
-    fields["marks"] = [mark._asdict() for mark in slots_of(data) if mark is not None]
+    fields["marks"] = [mark._asdict() for mark in parse_slots(data) if mark is not None]
     return fields
 
 

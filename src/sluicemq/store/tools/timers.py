@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sluicemq.errors import StoreDamagedError
+from sluicemq.files.identity import FileState, FileVerdict, Identity, IdentityFile, RecordSource
 from sluicemq.files.incarnation import read_incarnation
 from sluicemq.model.system_names import TIMER_TOPIC, is_revive_topic
 from sluicemq.record.codec import value_of
 from sluicemq.store.directory import DeletedTopics
-from sluicemq.store.identity import FileVerdict, Identity, IdentityFile, RecordSource, State
 from sluicemq.store.timers.checking import disagreement, revise, unit_arrays
 from sluicemq.store.timers.files import (
     DELETE,
@@ -194,8 +194,8 @@ class _Files:
     @property
     def is_discarded(self) -> bool:
         """Whether the files are marked as discarded, so that a start has to build them."""
-        found = self._identity.found
-        return found is not None and found.state is State.DISCARDED
+        found = self._identity.identity
+        return found is not None and found.state is FileState.DISCARDED
 
     def _distrust(self) -> str:
         """Load and check the files as a start would. Return why they cannot be trusted, as a
@@ -207,7 +207,7 @@ class _Files:
         except StoreDamagedError as error:
             return error.fact.rstrip(".")
         verdict = self._identity.check(self._source, lambda: checksum_of(wheel, log, known.log_end))
-        found: Identity | None = self._identity.found
+        found: Identity | None = self._identity.identity
         if found is not None:
             precision_ms = found.details.get("precisionMs")
             if isinstance(precision_ms, int) and precision_ms > 0:
@@ -264,7 +264,7 @@ class _Files:
 
     def counts(self, noted: _Noted) -> bool:
         """Return whether a message still counts: its topic was not deleted after it was stored."""
-        return self._deleted.counts(noted.topic, noted.position)
+        return self._deleted.is_live(noted.topic, noted.position)
 
 
 def _size_of(layout: StoreLayout, path: str) -> int:
