@@ -84,7 +84,7 @@ def measure(directory: str, messages: int) -> dict[str, float]:
         figures["send_us"] = fill(store, messages)
         show("append, without a network", figures["send_us"], "us/message")
     store.sync()
-    log_bytes = store.written_offset - store.offset_min
+    log_bytes = store.written_offset - store.log_start
     figures["log_bytes"] = log_bytes / messages
     show("log", figures["log_bytes"], "bytes/message")
     store.columns.warm_up()
@@ -125,7 +125,7 @@ def measure_flights(directory: str) -> dict[str, float]:
             store.commit()
     store.commit()
     store.sync()
-    log_bytes = store.written_offset - store.offset_min
+    log_bytes = store.written_offset - store.log_start
     figures = sealed(store, log_bytes)
     store.close()
     return figures
@@ -168,7 +168,7 @@ def drain_all(
         spent_s, *found = drain(store, compile_sql92(expression), messages)
         sums.append((found[0], found[1], found[2]))
         figures[f"{way} {name}"] = messages / spent_s / 1e6
-        share = 100 * found[2] / (store.written_offset - store.offset_min)
+        share = 100 * found[2] / (store.written_offset - store.log_start)
         made = (store.columns.rows_decoded - before) if decoded else 0
         show(
             f"{way}, {name}", messages / spent_s / 1e6,

@@ -65,7 +65,7 @@ def sent(data: bytes, _call: object) -> bytes:
 
 async def serve_ours() -> None:
     from sluicemq.net.grpc import GrpcServer
-    from sluicemq.net.limits import Shares
+    from sluicemq.net.limits import FairScheduler
 
     _, received = messages()
     server = GrpcServer(
@@ -74,7 +74,7 @@ async def serve_ours() -> None:
             SERVICE + "Send": sent,
             SERVICE + "Receive": lambda _data, call: call.reply_all(received),
         },
-        Shares(time.monotonic, asyncio.get_running_loop().call_soon),
+        FairScheduler(time.monotonic, asyncio.get_running_loop().call_soon),
     )
     await server.start("127.0.0.1", [0])
     print(server.ports[0], flush=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sluicemq.spark.jvm import cache_directory
+from sluicemq.spark.jvm import make_cache_directory
 
 KAFKA = "org.apache.kafka:kafka_2.13:4.3.1"
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
@@ -37,7 +37,7 @@ def start(directory: Path) -> "Kafka | str":
     """A running broker, or the reason why there is none."""
     try:
         require("mvn", "java", "javac")
-        cache = cache_directory() / "bench-kafka"
+        cache = make_cache_directory() / "bench-kafka"
         broker_jars = fetch(cache / "broker", KAFKA)
         return Kafka(directory / "kafka", broker_jars, connector(cache))
     except MissingError as reason:

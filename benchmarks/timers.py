@@ -49,11 +49,11 @@ class Bench:
         settings = Settings(BrokerConfig(broker_name="bench"), StoreConfig(root=root))
         self.store = Store.open(settings.store, files=SYSTEM_FILES, clock=self.clock)
         self._soon: list[object] = []
-        self.turns = GroupCommit(self.store, self.clock, call_soon=self._soon.append)
-        self.intake = Intake(settings, self.store, self.turns)
+        self.group_commit = GroupCommit(self.store, self.clock, call_soon=self._soon.append)
+        self.intake = Intake(settings, self.store, self.group_commit)
         self.delayed = Delayed(
-            settings, self.store, self.intake, self.turns, files=SYSTEM_FILES, clock=self.clock,
-            call_soon=self._soon.append,
+            settings, self.store, self.intake, self.group_commit, files=SYSTEM_FILES,
+            clock=self.clock, call_soon=self._soon.append,
         )  # fmt: skip
         self.delayed.load()
 
@@ -77,8 +77,8 @@ class Bench:
             properties = {"UNIQ_KEY": f"7F00{number:028X}", "TIMER_DELIVER_MS": str(due_ms)}
             self.intake.accept(Draft("T", number % 8, BODY, properties, self.clock.ms, HOST, HOST))
             if number % TURN == TURN - 1:
-                self.turns.commit_now()
-        self.turns.commit_now()
+                self.group_commit.commit_now()
+        self.group_commit.commit_now()
         return (time.perf_counter() - began) / count
 
 

@@ -4,7 +4,7 @@
 
 A producer sends, the broker stores, a pull that waits is woken, the handler gets the message and it
 is acknowledged; the consumer's next pull, which waits at the broker again, ends the way. All of it
-happens in one process and one loop, over `net.memory`. Every call of a function of ours is seen
+happens in one process and one loop, over `net.network`. Every call of a function of ours is seen
 (`sys.setprofile`), for several messages one after the other. What only some of them call (a sweep,
 a heartbeat, the saving of an offset) is no part of the way. Printed are the files in the order in
 which the way enters them first, with their functions, and the totals. A coroutine or generator that

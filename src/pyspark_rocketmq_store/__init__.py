@@ -1,5 +1,6 @@
-"""How Spark finds the data source `rocketmq_store`, as it finds `rocketmq` by `pyspark_rocketmq`: a
-module holds one source, and this is the second one. Nothing else is here.
+"""Make the data source `rocketmq_store` known to Spark.
+
+A module can register only one source, so this one is apart from `pyspark_rocketmq`.
 """
 
 from sluicemq.spark.source import StoreSource as DefaultSource

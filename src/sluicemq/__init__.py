@@ -1,7 +1,7 @@
-"""SluiceMQ: a RocketMQ-compatible message system whose data pipeline runs on Spark.
+"""SluiceMQ: a RocketMQ-compatible messaging system with a Spark source and sink.
 
-Names exported here are the public Python API. They are loaded on first use, so that
-`import sluicemq` stays cheap for servers and for the command line.
+The names in `__all__` are the public Python API. Each is imported from its module on first use, so
+that `import sluicemq` stays cheap for servers and for the command line.
 
     from sluicemq import Sluice
 
@@ -10,8 +10,9 @@ Names exported here are the public Python API. They are loaded on first use, so 
         async for message in mq.subscribe("flights", group="late", where="dep_delay > 60"):
             await message.ack()
 
-`sluicemq.rocketmq` has the names of RocketMQ's own clients. Blocking: `sluicemq.client.sync`
-(producer, administration) and `sluicemq.client.threaded` (consumers).
+Blocking clients are in `sluicemq.client.sync` (producer, administration) and
+`sluicemq.client.threaded` (consumers). `sluicemq.rocketmq` has the class and method names of
+RocketMQ's own clients.
 """
 
 import importlib
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PLACES = {
+_EXPORTS_BY_MODULE = {
     "sluicemq.client.aio.sluice": ("Sluice",),
     "sluicemq.client.aio.cluster": ("Admin",),
     "sluicemq.client.aio.consumer": ("MessageStream", "PushConsumer"),
@@ -87,15 +88,15 @@ _PLACES = {
     "sluicemq.model.topic": ("GroupConfig", "MessageQueue", "TopicConfig"),
     "sluicemq.net.tls": ("Tls",),
 }
-_HOMES = {name: module for module, names in _PLACES.items() for name in names}
-"""Of all but the exceptions, which are in `errors`."""
-_FOREIGN = {
+_MODULE_OF_EXPORT = {name: module for module, names in _EXPORTS_BY_MODULE.items() for name in names}
+"""The module of each exported name, except exceptions: those are in `sluicemq.errors`."""
+_SYNONYMS = {
     "Sluice": "Client MQ AsyncClient AsyncSluice SluiceClient Connection connect",
     "PushConsumer": "Consumer SimpleConsumer DefaultMQPushConsumer",
     "Producer": "DefaultMQProducer AsyncProducer",
     "SluiceError": "Error MQException MQClientException",
 }
-"""What the same is called elsewhere."""
+"""For some exported names: the words for them in other libraries (`hints.intended_name`)."""
 
 __all__ = [
     "Admin",
@@ -152,35 +153,40 @@ __all__ = [
 ]
 
 
-def _load(name: str) -> Any:
+def _load_export(name: str) -> Any:
+    """Import an exported name and return its value. Raises AttributeError or ImportError."""
     if name not in __all__:
-        raise _unknown(name)
-    home = _HOMES.get(name, "sluicemq.errors")
+        raise _error_for_unknown(name)
+    home = _MODULE_OF_EXPORT.get(name, "sluicemq.errors")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 
 
-def _unknown(name: str) -> Exception:
-    """Of `from sluicemq import …` Python drops the text of an AttributeError: with a better name
-    to offer it is an ImportError here. A module of ours that is not loaded yet is asked for too."""
-    from importlib.util import find_spec  # noqa: PLC0415 - for who is wrong
+def _error_for_unknown(name: str) -> Exception:
+    """Return the error for a name that this package does not export, with a suggestion.
 
-    from sluicemq.hints import meant  # noqa: PLC0415
+    Python calls `__getattr__` also for `from sluicemq import NAME`. It discards the text of an
+    AttributeError then, so a suggestion needs an ImportError. It calls `__getattr__` for a
+    submodule that is not imported yet, too: then AttributeError makes Python import it.
+    """
+    from importlib.util import find_spec  # noqa: PLC0415 - only a wrong name needs it
+
+    from sluicemq.hints import intended_name  # noqa: PLC0415 - only a wrong name needs it
 
     text = f"module 'sluicemq' has no attribute {name!r}."
     is_import = sys._getframe(2).f_code.co_name == "_handle_fromlist"
     if is_import and find_spec(f"{__name__}.{name}") is not None:
         return AttributeError(text)
-    ours = meant(name, __all__, _FOREIGN)
+    ours = intended_name(name, __all__, _SYNONYMS)
     if is_import and ours:
         text = f"cannot import name {name!r} from 'sluicemq'. Did you mean {ours!r}?"
         return ImportError(text, name=name)
     return AttributeError(f"{text} Did you mean {ours!r}?" if ours else text)
 
 
-if not TYPE_CHECKING:  # they would believe that every name is there
-    __getattr__ = _load
+if not TYPE_CHECKING:  # type checkers would accept every name
+    __getattr__ = _load_export
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m sluicemq` is `sluice`."""
+"""Let `python -m sluicemq` run the command `sluice`."""
 
 from sluicemq.cli import main
 

@@ -1,6 +1,6 @@
-"""The only door to time.
+"""Clocks: the only module that reads the time.
 
-Everything that needs the time takes a `Clock`, so that a test can own it. `now_ms` is the wall
+Everything that needs the time takes a `Clock`, so that a test can replace it. `now_ms` is the wall
 clock in milliseconds since 1970 (what RocketMQ stores and sends); `monotonic_s` never goes back
 and is for measuring and for deadlines.
 
@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 
 class Clock(Protocol):
-    """Where the time comes from."""
+    """A source of the time."""
 
     def now_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC."""
@@ -39,9 +39,9 @@ class SystemClock:
 SYSTEM_CLOCK = SystemClock()
 
 STEP_MS: Final = 1000
-"""The unit of a steady clock's lead."""
+"""The lead of a `SteadyClock` is a multiple of this."""
 _ROUNDING_MS: Final = 10
-"""The two clocks are not read at the same instant."""
+"""Tolerance, because the wall clock and the monotonic clock are not read at the same instant."""
 
 
 class SteadyClock:
@@ -79,7 +79,7 @@ class SteadyClock:
         return self._lead_ms(self._clock.now_ms())
 
     def raise_to(self, time_ms: int) -> None:
-        """Go on from `time_ms`, the clock's time before a restart, if that is later than now."""
+        """Continue from `time_ms`, this clock's time before a restart, if it is later than now."""
         behind_ms = time_ms - self.now_ms()
         if behind_ms > 0:
             self._peak_ms += -(-behind_ms // STEP_MS) * STEP_MS

@@ -1,50 +1,55 @@
 """Every exception that SluiceMQ raises, in one tree.
 
     SluiceError
-    ├── ConfigurationError      a key, value or option of the user is wrong
-    ├── ProtocolError           bytes that are not the protocol (close the connection)
-    ├── FilterError             a filter expression
-    │   ├── FilterSyntaxError   ... does not compile
-    │   └── FilterEvaluationError  ... cannot be evaluated on this message: no match
-    ├── StoreError              the store on disk
-    │   ├── StoreLockedError    another living process owns it
-    │   ├── StoreDamagedError   bytes before the durable mark are bad, or a file has another size
-    │   ├── StoreFullError      no space left, writes are refused
-    │   ├── StoreTransientError the system has run short of something: the same works later
-    │   ├── StoreUncertainError what was written may come back after a restart
-    │   └── MessageIllegalError the message breaks a limit of the store
-    ├── ConsensusError          the consensus service did not answer: the change is done or not
-    ├── RequestError            a request was answered with a code that is not success
+    ├── ConfigurationError        a key, value or option of the user is wrong
+    ├── ProtocolError             the bytes received do not follow the protocol
+    ├── FilterError               a filter expression is wrong
+    │   ├── FilterSyntaxError         it does not compile
+    │   └── FilterEvaluationError     it cannot be evaluated on this message: no match
+    ├── StoreError                the store on disk cannot do what was asked
+    │   ├── StoreLockedError          another living process uses it
+    │   ├── StoreDamagedError         durable bytes have changed, or a file has another size
+    │   ├── StoreFullError            no space is left: writes are refused
+    │   ├── StoreTransientError       a resource of the system is exhausted: retrying works later
+    │   ├── StoreUncertainError       what was written may reappear after a restart
+    │   └── MessageIllegalError       the message exceeds a limit of the store
+    ├── ConsensusError            the consensus service did not respond
+    ├── RequestError              a server responded with an error code
     │   ├── TopicNotFoundError
     │   ├── GroupNotFoundError
     │   └── PermissionDeniedError
-    └── ClientError             the client could not do what was asked
+    └── ClientError               the client could not do what was asked
         ├── NameServerUnreachableError
         ├── RouteNotFoundError
         ├── ConnectionLostError
         ├── RequestTimeoutError
-        ├── SendError           the message was not stored
-        │   └── SendUnknownError  it may be stored: do not resend blindly
+        ├── SendError                 the message was not stored
+        │   └── SendUnknownError          it may be stored: do not resend it blindly
         ├── SubscriptionConflictError
         ├── OffsetOutOfRangeError
         ├── MessageNotFoundError
-        ├── UndecodableBodyError  the body of a message cannot be decompressed
-        ├── MessageKeyMissingError  a handler cannot tell whether it had the message before
+        ├── UndecodableBodyError      the body of a message cannot be decompressed
+        ├── MessageKeyMissingError    an idempotent handler cannot identify the message
         ├── ClosedError
-        └── RetryLaterError   raised by a handler: give me the message again
+        └── RetryLaterError           raised by a handler to have the message redelivered
 
-The text of every error names the value, the limit and the fix; `fix` holds the last part alone.
-Errors never carry secrets. The docstring of a class is its page: when it comes, what was done and
-what was not, what to do, an example. `sluice explain error NAME` prints it, and a note below the
-text says so (design/0028).
+The text of every error names the value, the limit and the fix. `error.fix` is the fix alone. Errors
+never contain secrets.
+
+The docstring of a class is its page of the documentation: a summary, then the sections When, Then
+and Fix, then an example. `sluice explain error NAME` prints it, and the error page of the
+documentation is made of all of them. Below its text an error shows the command that prints its page
+(design/0028).
 """
 
 import functools
 
 
 def install_extra(name: str) -> str:
-    """The cure for a package that comes with an extra: no package index has SluiceMQ yet, so it
-    is installed again from where it came."""
+    """Return the fix for a missing package that the extra `name` installs.
+
+    No package index has SluiceMQ yet, so it must be installed again from a checkout or a wheel.
+    """
     return (
         f"Install the extra {name!r}: pip install '.[{name}]' in the checkout,"
         f" or the path of the wheel followed by [{name}]."
@@ -52,11 +57,11 @@ def install_extra(name: str) -> str:
 
 
 class SluiceError(Exception):
-    """The root of all errors of SluiceMQ: `fix` says what the user can do about it.
+    """The base class of all errors of SluiceMQ. `fix` says what the user can do about the error.
 
-    When: never itself; catch it to catch all of them.
-    Then: each class says below what was done and what was not.
-    Fix: the last sentence of the text, which `fix` holds alone.
+    When: it is never raised itself. Catch it to catch every error of SluiceMQ.
+    Then: the section of each class below says what was done and what was not.
+    Fix: follow the last sentence of the text, which is also the attribute `fix`.
     """
 
     def __init__(self, text: str, *, fix: str = "") -> None:
@@ -65,17 +70,25 @@ class SluiceError(Exception):
 
     @functools.cached_property
     def __notes__(self) -> list[str]:  # type: ignore[override]
-        """What tracebacks print below the text: the way to the page of this class. Made when it is
-        asked for, and what `add_note` adds to."""
+        """The lines that tracebacks print below the text: the command that shows the page.
+
+        The list is made on first use, and `add_note` appends to it.
+        """
         return [f"More: sluice explain error {self.page()}"]
 
     PAGE = ""
-    """The page of this class alone, where its module has moved since the page was published."""
+    """The page name of this class, if it was published under another module than today's.
+
+    Subclasses do not inherit it.
+    """
 
     @classmethod
     def page(cls) -> str:
-        """Return the name of the page about this class: `PAGE`, or else the class name, after its
-        module unless that is `errors`."""
+        """Return the name of the page about this class, as `sluice explain error` accepts it.
+
+        It is `PAGE` if the class defines that. Otherwise it is the name of the class, with its
+        module in front unless that is `sluicemq.errors`.
+        """
         if published := cls.__dict__.get("PAGE", ""):
             return str(published)
         name = f"{cls.__module__}.{cls.__qualname__}".removeprefix("sluicemq.")
@@ -83,52 +96,55 @@ class SluiceError(Exception):
 
     @property
     def fact(self) -> str:
-        """The text without the fix, for errors that quote this one and have a fix of their own."""
+        """The text without the fix and the final period, for an error that quotes this one."""
         return str(self).removesuffix(self.fix).rstrip().removesuffix(".")
 
 
 class ConfigurationError(SluiceError):
-    """A key, value or option is wrong; the text names it and its range.
+    """A key, value or option is wrong. The text names it and the range of allowed values.
 
-    When: a client, server, pipeline or command is given what it cannot work with: an unknown name,
-    a value out of range, a port in use, a package that is not installed.
+    When: a client, server, pipeline or command is given something that it cannot work with: an
+    unknown name, a value out of range, a port in use, a package that is not installed.
     Then: nothing was sent, stored or started.
-    Fix: correct what the text names. The same call again fails again.
+    Fix: correct what the text names. Repeating the same call fails again.
 
-        Port 9876 is in use already (127.0.0.1:9876). Stop the other process, or configure another
+        Port 9876 is already in use (127.0.0.1:9876). Stop the other process, or configure another
         port.
     """
 
 
 class ProtocolError(SluiceError):
-    """Bytes of the other side are not the protocol. The connection has to be closed.
+    """The bytes received do not follow the protocol. The connection must be closed.
 
-    When: something else than RocketMQ's protocol answers at that port, an answer is cut short or
-    contradicts itself, or a text that should be an address or a message id is none.
-    Then: the connection is closed and what waited for an answer on it fails. What an unreadable
-    answer was to is not known to be done or not.
-    Fix: check the port: 9876 is the name server, 10911 a broker, 8081 a proxy.
+    When: the server at that port does not speak RocketMQ's protocol, a response is cut short or
+    contradicts itself, or a text is not the address or message id that it should be.
+    Then: the connection is closed, and all requests that wait for a response on it fail. The
+    request whose response is unreadable may have been carried out or not.
+    Fix: check the port. The default is 9876 for a name server, 10911 for a broker and 8081 for a
+    proxy.
 
         'broker-a' is not an address. Write host:port, for example 127.0.0.1:10911.
     """
 
 
 class FilterError(SluiceError):
-    """A filter expression is at fault.
+    """A filter expression is wrong.
 
-    When: never itself; it catches both kinds of its faults.
-    Then: no message is lost: an expression that does not compile subscribes to nothing.
-    Fix: `sluice filter check 'EXPRESSION'` shows what an expression means and what fails in it.
+    When: it is never raised itself. Catch it to catch both kinds of wrong expressions.
+    Then: no message is lost. An expression that does not compile subscribes to nothing.
+    Fix: run `sluice filter check 'EXPRESSION'`, which shows what the expression means and what is
+    wrong in it.
     """
 
 
 class FilterSyntaxError(FilterError):
-    """The expression does not compile; `position` is the index of the character at fault.
+    """The filter expression does not compile. `position` is the index of the wrong character.
 
-    When: at `subscribe`, before anything is asked for; or a broker refuses the expression.
-    Then: nothing is subscribed and no message is read.
-    Fix: correct it where the text points. `sluice filter check` shows the place and what may
-    follow.
+    When: `subscribe` is called with such an expression, before any request is sent, or a broker
+    refuses the expression.
+    Then: nothing is subscribed, and no message is read.
+    Fix: correct the expression where the text points. `sluice filter check` shows the position and
+    what may follow there.
 
         The tag expression '||' has separators but no tag. Write TagA || TagB, or * for all
         messages.
@@ -140,14 +156,15 @@ class FilterSyntaxError(FilterError):
 
 
 class FilterEvaluationError(FilterError):
-    """The expression cannot be evaluated on this message, which therefore does not match.
+    """The filter expression cannot be evaluated on a message, so the message does not match.
 
-    When: an SQL92 filter takes a property for a number and the message has a text there. It is
-    counted and shown (`sluice filter test`, `sluice explain message`), not raised to consumers.
-    Then: that message does not match, as with RocketMQ; the others go on.
-    Fix: send the property as the expression takes it, or write the literal so that it takes more
-    (30.0 instead of 30). `reason` is the fact without the message's value: what errors are counted
-    by.
+    When: an SQL92 filter uses a property as a number, and the property of the message is not a
+    number. The error is counted and shown (`sluice filter test`, `sluice explain message`). It is
+    not raised to consumers.
+    Then: that message does not match, as in RocketMQ. Other messages are not affected.
+    Fix: send the property in the form that the expression uses, or write the literal so that it
+    accepts more values (30.0 instead of 30). `reason` is the text without the value of this
+    message, so that errors can be counted by it.
 
         a condition on the left cannot be compared with the string 'x'. Put the property on the
         left: a = TRUE.
@@ -161,22 +178,23 @@ class FilterEvaluationError(FilterError):
 class StoreError(SluiceError):
     """The store cannot do what was asked.
 
-    When: the disk fails a read or a write, a replica's log does not fit its master's, or a command
-    on a store directory (`sluice store`) is given one that it must not touch.
-    Then: the request is not carried out; where a write failed half-way the text says what may be
+    When: reading or writing the disk fails, the log of a replica does not match its master's, or a
+    `sluice store` command is given a directory that it must not change.
+    Then: the request was not carried out. If a write failed half-way, the text says what may be
     left of it.
-    Fix: the text has it; look at the disk and the broker's log. Producers see a `RequestError`.
+    Fix: follow the text, and check the disk and the log of the broker. Producers get a
+    `RequestError`.
 
         /data/copy is no backup. Name what `sluice store backup` made.
     """
 
 
 class StoreLockedError(StoreError):
-    """Another living process owns the store directory.
+    """Another living process uses the store directory.
 
-    When: a broker starts, or `sluice store` writes, where a broker runs already.
-    Then: nothing was touched. The lock of a dead process never stands in the way.
-    Fix: stop the process that the text names, or give this broker a directory of its own.
+    When: a broker starts on, or `sluice store` writes to, the directory of a running broker.
+    Then: nothing was changed. The lock of a process that has died is ignored.
+    Fix: stop the process that the text names, or give this broker another directory.
 
         /data/store/lock is locked by process 1, which is running. Stop it, or give this broker a
         storePathRootDir of its own.
@@ -184,65 +202,68 @@ class StoreLockedError(StoreError):
 
 
 class StoreDamagedError(StoreError):
-    """Files are not what they must be: damaged bytes, or another size than configured.
+    """Files of the store are damaged, or have another size than the settings say.
 
-    When: a start, a bulk read or a check of an archive finds bytes that were safe once and are not
-    what was written, or files of another size than the settings say.
-    Then: nothing was changed and nothing thrown away: the broker does not start over damage.
-    Fix: restore the file from a backup or a replica; `sluice store verify` lists what is wrong,
-    `sluice store repair` says what would be lost before it does anything.
+    When: a broker starts, or a bulk read or the check of an archive runs, and finds durable bytes
+    that differ from what was written, or files of a size that does not match the settings.
+    Then: nothing was changed or deleted. A broker does not start on a damaged store.
+    Fix: restore the file from a backup or a replica. `sluice store verify` lists the damage, and
+    `sluice store repair` shows what would be lost before it changes anything.
 
-        /data/config/topics.json cannot be read (no JSON). Put back a good copy, or remove the file
+        /data/config/topics.json cannot be read (no JSON). Restore a good copy, or remove the file
         and its .bak to start without it.
     """
 
 
 class StoreFullError(StoreError):
-    """There is no room: writes are refused, nothing is lost.
+    """The disk is full: the store refuses writes. Nothing is lost.
 
-    When: the disk is fuller than diskSpaceWarningLevelRatio, or a new file finds no room.
-    Then: the message was not stored; what is stored stays and can be read.
-    Fix: make room, or keep less (fileReservedTime). Sends work again by themselves.
+    When: the disk usage exceeds diskSpaceWarningLevelRatio, or there is no space for a new file.
+    Then: the message was not stored. Stored messages are kept and can be read.
+    Fix: free disk space, or keep messages for a shorter time (fileReservedTime). Sending works
+    again without a restart.
 
-        There is no room for the commit log in /data/commitlog: 95 of 100 bytes are used, 5 are
-        free. Make room; sending works again at once.
+        The disk has no room for the commit log in /data/commitlog: 95 of 100 bytes are used, 5 are
+        free. Free disk space; sending then works again at once.
     """
 
 
 class StoreTransientError(StoreError):
-    """The system is short of something (descriptors, memory): nothing is lost, and the same works
-    when it has it again.
+    """The system has run out of file descriptors or memory for the moment. Nothing is lost.
 
-    When: opening or growing a file fails for want of descriptors or memory.
-    Then: the request was not carried out and the store is as it was.
-    Fix: raise the limit that the text names; the broker tries again by itself.
+    When: a file cannot be opened or extended because file descriptors or memory are exhausted.
+    Then: the request was not carried out, and the store is unchanged.
+    Fix: raise the limit that the text names. The broker retries without a restart.
 
-        The commit log in /data/commitlog cannot be written for the moment: Too many open files.
-        Let the process have more open files: `ulimit -n`, LimitNOFILE= of a service, --ulimit
-        nofile= of a container.
+        The commit log in /data/commitlog cannot be written at present: Too many open files.
+        Raise the limit of open files: `ulimit -n`, LimitNOFILE= of a service, or --ulimit nofile=
+        of a container.
     """
 
 
 class StoreUncertainError(StoreError):
-    """The disk failed half-way: what was written may be there or not when the store is opened.
+    """A write failed half-way, so a message may exist or not when the store is opened again.
 
-    When: a write was cut off, or a master lost its role before its slaves confirmed a message.
-    Then: the message may come back after a restart or be with the new master; it is not shown to
-    consumers meanwhile. Producers get `SendUnknownError`, or the answer that says so.
-    Fix: look the message up by its key before you send it again.
+    When: a write was interrupted, or a master lost its role before its slaves acknowledged a
+    message.
+    Then: the message may reappear after a restart, or be stored at the new master. Until then it
+    is not visible to consumers. Producers get `SendUnknownError`, or a response that says so.
+    Fix: look up the message by its key before you send it again.
 
-        Writing the commit log in /data/commitlog failed half-way: Input/output error. The message
-        may come back when the broker is started again. The broker must be able to write there:
-        change the rights, or set storePathRootDir.
+        Writing the commit log in /data/commitlog failed, and the partial write cannot be undone:
+        Input/output error. The message may reappear when the broker is restarted. The broker must
+        be able to write there: change the rights, or set storePathRootDir.
     """
 
 
 class MessageIllegalError(StoreError):
-    """The message breaks a limit of the store.
+    """The message exceeds a limit of the store.
 
-    When: a record would be larger than a file of the log, or is of a kind that the store lacks.
-    Then: it was not stored; others are not affected. Clients see code 13.
-    Fix: send less in one message; the text has size and limit.
+    When: the record would be larger than a file of the commit log, or the store does not support
+    this kind of message.
+    Then: the message was not stored. Other messages are not affected. Clients get
+    MESSAGE_ILLEGAL (13).
+    Fix: send a smaller message. The text names the size and the limit.
 
         The record would have 5000000 bytes, the limit is 4194304. Send a smaller message (or
         batch), or raise mappedFileSizeCommitLog.
@@ -250,11 +271,12 @@ class MessageIllegalError(StoreError):
 
 
 class ConsensusError(SluiceError):
-    """The consensus service did not answer; a change asked for may be done, now or later.
+    """The consensus service did not respond. A requested change may still take effect.
 
-    When: a broker that fails over cannot reach etcd, or etcd has no leader.
-    Then: roles stay as they are until its lease runs out; a master that cannot renew it steps down.
-    Fix: start etcd, or correct sluiceConsensus. Brokers try again by themselves.
+    When: a broker with automatic failover cannot reach etcd, or etcd has no leader.
+    Then: the roles of the brokers stay the same until the lease of the master expires. A master
+    that cannot renew its lease steps down.
+    Fix: start etcd, or correct sluiceConsensus. Brokers retry without a restart.
 
         etcd at http://10.0.0.1:2379 does not answer (no connection). Start it, or correct
         sluiceConsensus; trying again.
@@ -262,15 +284,15 @@ class ConsensusError(SluiceError):
 
 
 class RequestError(SluiceError):
-    """A server answered with a code that is not success.
+    """A server responded with an error code.
 
-    When: a broker, name server or proxy refuses a request; `code` and `remark` are its own words,
-    `address` is the server, "" where it is this process.
-    Then: it was not carried out, unless the remark says otherwise.
-    Fix: behind the remark, for the codes that have one. Code 2 (busy) can be tried again later.
+    When: a broker, name server or proxy refuses a request. `code` and `remark` come from the
+    response. `address` is the server, or "" if the server is this process.
+    Then: the request was not carried out, unless the remark says otherwise.
+    Fix: follow the sentence after the remark, which many codes have. Retry SYSTEM_BUSY (2) later.
 
-        answered by 127.0.0.1:10911 with code 14: the disk is full. The broker cannot write: look at
-        its disk space and its log.
+        answered by 127.0.0.1:10911 with code 14: the disk is full. Check the broker's disk space
+        and log: it cannot write.
     """
 
     def __init__(self, code: int, remark: str, *, address: str = "", fix: str = "") -> None:
@@ -283,37 +305,37 @@ class RequestError(SluiceError):
 
 
 class TopicNotFoundError(RequestError):
-    """The topic does not exist there (code 17).
+    """The broker does not have the topic: TOPIC_NOT_EXIST (17).
 
-    When: a broker is asked about, or sent to, a topic that it lacks and may not create.
+    When: a request or a message names a topic that the broker does not have and may not create.
     Then: nothing was stored or changed.
-    Fix: create the topic, or let brokers create topics: autoCreateTopicEnable.
+    Fix: create the topic, or let brokers create topics (autoCreateTopicEnable).
 
-        answered by 127.0.0.1:10911 with code 17: topic[orders] not exist. Create it: sluice topic
-        create TOPIC, or set autoCreateTopicEnable=true on the broker.
+        answered by 127.0.0.1:10911 with code 17: topic[orders] not exist. Create it with sluice
+        topic create TOPIC, or set autoCreateTopicEnable=true on a broker.
     """
 
 
 class GroupNotFoundError(RequestError):
-    """The consumer group does not exist there (code 26).
+    """The broker does not have the consumer group: SUBSCRIPTION_GROUP_NOT_EXIST (26).
 
-    When: a broker is asked about a consumer group that it does not know.
+    When: a request names a consumer group that the broker does not have.
     Then: nothing was read or changed.
-    Fix: check the name (`sluice group list`); a group exists once a consumer joined, or it was
-    created.
+    Fix: check the name with `sluice group list`. A group exists from when it is created, or from
+    when its first consumer joins.
 
         answered by 127.0.0.1:10911 with code 26: no group billing. Create the group on the broker,
-        or set autoCreateSubscriptionGroup=true there.
+        or set autoCreateSubscriptionGroup=true on it.
     """
 
 
 class PermissionDeniedError(RequestError):
-    """The topic, group, broker or access rules forbid it (code 16).
+    """The topic, the group, the broker or access control forbids the request: NO_PERMISSION (16).
 
-    When: topic, group or broker lack the permission to be written or read; or access control (code
-    1, AclException) refuses key, signature, address or right.
+    When: the permissions of a topic, group or broker forbid reading or writing, or access control
+    refuses an access key, signature, address or operation (code 1 with an AclException).
     Then: nothing was stored, read or changed.
-    Fix: correct credentials or rules: `sluice acl check` says which rule decides.
+    Fix: correct the credentials or the rules. `sluice acl check` shows which rule decides.
 
         answered by 127.0.0.1:10911 with code 16: the topic is not writable. Check the permission of
         topic, group and broker, and the credentials.
@@ -323,127 +345,134 @@ class PermissionDeniedError(RequestError):
 class ClientError(SluiceError):
     """The client could not do what was asked.
 
-    When: it is the root of what happens on the client's side; raised itself where no class fits.
-    Then: the classes below say it.
-    Fix: in the text.
+    When: it is the base class of the errors that a client detects. It is raised itself only if no
+    subclass fits.
+    Then: the section of each subclass below says what was done and what was not.
+    Fix: follow the text.
 
         no broker is there to check the access key. Start one.
     """
 
 
 class NameServerUnreachableError(ClientError):
-    """None of the name servers answers.
+    """None of the name servers responds.
 
-    When: the first use of a client, or a new topic, and every address failed; the text has each
-    reason. Routes that are known stay in use meanwhile.
+    When: a client needs a route for the first time, and the request failed at every address. The
+    text has the reason for each. Routes that are known stay in use.
     Then: nothing was sent.
-    Fix: check host and port, and that a name server runs. `sluice doctor` begins there.
+    Fix: check the host and port, and that a name server runs. `sluice doctor` checks this first.
 
-        no name server answers [127.0.0.1:9876: Cannot connect to 127.0.0.1:9876: Connection
-        refused]. Check host and port, and that the name server runs (sluice nameserver).
+        no name server responds [127.0.0.1:9876: Cannot connect to 127.0.0.1:9876: Connection
+        refused]. Check host and port, and that the name server is running (sluice nameserver).
     """
 
 
 class RouteNotFoundError(ClientError):
     """No broker serves the topic.
 
-    When: the name servers know no such topic and no broker creates one; a broker has gone; or a
-    queue was named that the topic lacks.
+    When: the name servers do not know the topic and no broker creates it, the broker that serves it
+    is gone, or the topic does not have the requested queue.
     Then: nothing was sent or read.
-    Fix: create the topic, start the broker, or correct the name: the text says which name servers
+    Fix: create the topic, start the broker, or correct the name. The text says which name servers
     and brokers were asked.
 
-        the broker 'broker-b' is not in the route of 'orders'. See sluice cluster status.
+        the broker 'broker-b' is not in the route of 'orders'. Check that the broker is running and
+        registered (sluice cluster list).
     """
 
 
 class ConnectionLostError(ClientError):
-    """The connection broke before the answer came.
+    """The connection failed before the response arrived.
 
     When: a server cannot be reached, refuses TLS, stops, or closes the connection.
-    Then: where no connection was made, nothing was sent; where one broke, the request may have been
-    carried out. Producers and consumers try again and raise this only from administration.
-    Fix: check address, firewall and TLS; the server's log says why it closed a connection.
+    Then: if no connection was made, nothing was sent. If a connection broke, the request may have
+    been carried out. Producers and consumers retry, so they raise this error only from
+    administrative calls.
+    Fix: check the address, the firewall and TLS. The log of the server says why it closed a
+    connection.
 
-        127.0.0.1:8081 cannot be reached: Connection refused. Is a proxy started there, and does it
-        want TLS (--tls)?
+        Cannot connect to 127.0.0.1:8081: Connection refused. Check that a proxy runs there, and
+        whether it requires TLS (--tls).
     """
 
 
 class RequestTimeoutError(ClientError):
-    """No answer within the time given.
+    """No response arrived within the timeout.
 
-    When: a server is overloaded or cut off, or nobody replied to a `request` in time.
-    Then: the request may have been carried out, now or later.
-    Fix: look before you repeat what must not be done twice; raise the timeout where work takes
-    long.
+    When: a server is overloaded or unreachable, or no consumer replied to a `request` in time.
+    Then: the request may have been carried out, or may still be.
+    Fix: check the result before you repeat a request that must not be carried out twice. Raise the
+    timeout of requests that take long.
 
-        127.0.0.1:10911 did not answer request 310 within 3 s. Is the server overloaded, or the
-        network slow?
+        127.0.0.1:10911 did not respond to request 310 within 3 s. Check whether the server is
+        overloaded or the network is slow.
     """
 
 
 class SendError(ClientError):
     """The message was not stored.
 
-    When: every attempt of a send was refused or did not leave; the text has each with its reason. A
-    single refusal is raised as it is: a `RequestError`.
-    Then: the message is on no broker.
-    Fix: send it again once the reason is gone.
+    When: every attempt to send it was refused or could not be transmitted. The text lists the
+    attempts with their reasons. If there was one attempt and a broker refused it, its
+    `RequestError` is raised instead.
+    Then: no broker has stored the message.
+    Fix: remove the cause and send the message again.
 
-        the batch is empty. Give at least one message.
+        the batch is empty. Pass at least one message.
     """
 
 
 class SendUnknownError(SendError):
-    """The answer is missing: the message may be stored or not.
+    """No response arrived to an attempt to send, so the message may be stored or not.
 
-    When: an attempt left and its answer did not come within the time for all attempts.
-    Then: at least one attempt may have been stored, so sending again may make a duplicate.
-    Fix: look the message up by its id or key (`sluice message show ID`), or send again where
+    When: an attempt was transmitted, and its response did not arrive within the time for all
+    attempts.
+    Then: at least one attempt may have been stored, so sending again may create a duplicate.
+    Fix: look up the message by its id or key (`sluice message show ID`). Send it again only if
     consumers tolerate duplicates (`@idempotent`).
 
-        no answer for message 7F00 to 'orders' (time for all attempts 3000 ms): it may be stored or
-        not [127.0.0.1:10911: no answer]. Do not simply send it again unless consumers tolerate
+        no response for message 7F00 to 'orders' (time for all attempts 3000 ms): it may be stored
+        or not [127.0.0.1:10911: no answer]. Do not send it again unless consumers tolerate
         duplicates; look it up by its id first.
     """
 
 
 class SubscriptionConflictError(ClientError):
-    """Two different subscriptions in one group; the text shows both expressions.
+    """Two consumers of one group have different subscriptions. The text shows both expressions.
 
-    When: two consumers of one process, or of one client, ask for different messages of a topic in
-    one group; with RocketMQ's brokers each would be handed queues whose messages the other wants.
-    Then: the second subscription is not made; the first goes on.
-    Fix: give both one expression, or groups of their own; or let the broker keep lanes
-    (`sluice group update GROUP --contract lanes`).
+    When: two consumers of one process or client subscribe to different messages of a topic in one
+    group. With RocketMQ's brokers each would receive queues whose messages the other one needs.
+    Then: the second subscription is refused. The first one continues.
+    Fix: use the same expression in both, or use two groups, or let the broker keep a lane for each
+    subscription (`sluice group update GROUP --contract lanes`).
 
-        the group 'billing' is read by another client of this process too, with tags 'a'; tags 'b'
-        would take messages from it. Close the other one first, or give it another group.
+        another client of this process also uses the group 'billing', with tags='a'; it would lose
+        messages by tags='b'. Close the other client first, or use another group for it.
     """
 
 
 class OffsetOutOfRangeError(ClientError):
-    """The offset asked for is not in the queue any more, or not yet.
+    """The queue no longer has, or does not yet have, a message at the requested offset.
 
-    When: a stream or an archive finds that retention deleted what it had not read, that a topic was
-    deleted and created again, or that queues disappeared. Consumers move by themselves and say so
-    (`OffsetMoved`).
-    Then: nothing is skipped before you say so.
-    Fix: go on with what is left (failOnDataLoss=false, on_gap: note), and read more often or keep
-    messages longer: `sluice group lag --at-risk`.
+    When: a Spark stream or an archive finds that retention deleted messages that it had not read,
+    that a topic was deleted and created again, or that queues disappeared. Consumers continue at
+    another offset instead and report it (`OffsetMoved`).
+    Then: nothing was skipped.
+    Fix: allow the reader to continue with what is left (failOnDataLoss=false, on_gap: note). To
+    avoid the error, read more often or keep messages longer: see `sluice group lag --at-risk`.
 
-        retention passed the stream: broker-a/0 of 'orders' begins at 100 now, the stream was at 60:
-        40 messages are gone. Set failOnDataLoss=false to go on with what is left.
+        retention deleted unread messages: broker-a:0 of 'orders' begins at 100 now, the stream was
+        at 60: 40 messages are gone. Set failOnDataLoss=false to read what is left.
     """
 
 
 class MessageNotFoundError(ClientError):
-    """No stored message has that id.
+    """No stored message has the requested id.
 
-    When: a message is looked up by id and no broker has it.
+    When: a message is looked up by its id, and no broker has it.
     Then: nothing was changed.
-    Fix: name its topic; it may be deleted already, or the id be of another cluster.
+    Fix: name the topic of the message. The message may be deleted already, or the id may belong to
+    another cluster.
 
         no message has the id 7F00 in orders. Check the id and the cluster. The message may have
         been deleted.
@@ -451,13 +480,14 @@ class MessageNotFoundError(ClientError):
 
 
 class UndecodableBodyError(ClientError):
-    """The body of a message cannot be decompressed; the rest of the message can be read.
+    """The body of a message cannot be decompressed. The rest of the message can be read.
 
-    When: `message.body` is read and the stored bytes are damaged, are compressed in a way that is
-    unknown or whose package is missing, or exceed `body_bytes_max`. A consumer with
-    `on_undecodable="raise"` raises it at such a message.
-    Then: other messages are not affected. `raw_body` has the stored bytes, `body_error` this error.
-    Fix: in the text; `reason` is why decoding failed.
+    When: `message.body` is read, and the stored bytes are damaged, use an unknown compression or
+    one whose package is not installed, or exceed `body_bytes_max`. A consumer with
+    `on_undecodable="raise"` raises the error at such a message.
+    Then: other messages are not affected. `raw_body` returns the stored bytes, and `body_error`
+    this error.
+    Fix: follow the text. `reason` says why the body cannot be decoded.
 
         The body of message 7F00 cannot be decoded (topic 'orders', queue 3 of broker-a, offset 17):
         it is not valid zlib data: the data ends too early. Have its producer send it again;
@@ -489,27 +519,31 @@ class UndecodableBodyError(ClientError):
 
 
 class MessageKeyMissingError(ClientError):
-    """A message lacks the key by which an idempotent handler would know it again.
+    """A message lacks the property by which an idempotent handler identifies it.
 
-    When: `@idempotent(…, key="order_id")` gets a message without that property.
-    Then: the handler was not called and the message comes again, at last as a dead letter.
-    Fix: send the property with every message, or use a key that all have.
+    When: a handler with `@idempotent(…, key="order_id")` receives a message without that property.
+    Then: the handler was not called. The message is delivered again, and after the last retry it
+    becomes a dead letter.
+    Fix: send the property with every message, or use a key that all messages have.
 
-        Message(id='7F00') lacks the property order_id, so nobody can say whether it was consumed
+        Message(id='7F00') lacks the property order_id, so it is unknown whether it was consumed
         before. Send it with the property, or use a key that all messages have.
     """
 
 
 class RetryLaterError(ClientError):
-    """A handler raises it to get the message again, without an error in the log.
+    """A handler raises this error to have a message delivered again, without an error in the log.
 
-    `delay_level`: 0 the group's ladder (10 s, 30 s … 2 h), n a level of the broker, -1 never: dead
-    letters. None: as the consumer is set up. `suspend_s`: how long an ordered queue rests. `done`:
-    a handler of lists is done with so many of the first messages, the others come again.
+    `delay_level` selects when the message is delivered again: 0 after the delay that the group has
+    for this retry (10 s, 30 s … 2 h), n after delay level n of the broker, -1 never, so that it
+    becomes a dead letter, and None as the consumer is configured. `suspend_s` is how many seconds
+    an ordered consumer waits before it continues with the queue. `done` is for a handler that
+    receives a list: the number of messages at the start of the list that it has processed, so that
+    only the others are delivered again.
 
-    When: your handler raises it; SluiceMQ never does.
-    Then: the message is not acknowledged and comes again after the delay.
-    Fix: none is needed.
+    When: a handler raises it. SluiceMQ itself never does.
+    Then: the message is not acknowledged, and is delivered again after the delay.
+    Fix: nothing needs to be fixed.
     """
 
     def __init__(
@@ -527,11 +561,11 @@ class RetryLaterError(ClientError):
 
 
 class ClosedError(ClientError):
-    """The client, producer or consumer is closed.
+    """The client, producer or consumer is closed, or not started yet.
 
-    When: it is used behind its `async with`, after `close` or `shutdown`, or before `start`.
-    Then: nothing was sent. What was under way when it closed is in the report of `close`.
-    Fix: make a new one, or do the work inside the block.
+    When: it is used after its `async with` block, after `close` or `shutdown`, or before `start`.
+    Then: nothing was sent. The report of `close` says what was in progress when it closed.
+    Fix: create a new client, or do the work inside the block.
 
         this client does not run. Call start() first.
     """

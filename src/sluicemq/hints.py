@@ -1,12 +1,17 @@
-"""Did you mean …? For who uses another word than ours: a tag in the plural, Kafka's `key`.
+"""Suggestions for wrong names: "Did you mean 'tag'?"
 
-A wrong option stays the TypeError that Python raises, and its text names the right one. A right
-call pays nothing for that: names are looked at when the call has failed. Only where options are
-handed on (`**options: Unpack[…]`) are they compared first, because they would fail too late.
+`did_you_mean` and `suggest` help with names in any error text. The rest of this module helps with
+Python names. People who come from another library write `tags=`, `headers=` or `publish`, so the
+tables below translate such words.
 
-`helpful` does this for the methods of a class. It also gives the class the verbs of other libraries
-(`publish`, `poll`, `nack`) as attributes that are errors: type checkers, `dir` and `hasattr` do not
-see them.
+A wrong keyword argument stays the TypeError that Python raises, but its text names the right one.
+A correct call costs nothing more: the names are compared after the call has failed. Only functions
+that pass options on (`**options: Unpack[…]`) compare them before the call, because the error would
+come too late otherwise.
+
+The decorator `with_hints` does this for the methods of a class. It also gives the class the verbs
+of other libraries (`publish`, `poll`, `nack`) as attributes that raise AttributeError with a
+suggestion. Type checkers, `dir` and `hasattr` do not see these attributes.
 """
 
 import functools
@@ -19,7 +24,7 @@ C = TypeVar("C", bound=type)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_OPTIONS: Final[Mapping[str, str]] = {
+_OPTION_SYNONYMS: Final[Mapping[str, str]] = {
     "tag": "tags label routing_key type event_type",
     "tags": "tag",
     "where": "filter sql selector expression condition sub_expression filter_expression sql92",
@@ -56,9 +61,9 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "ca": "cafile ca_file ca_cert ca_certs",
     "certificate": "cert certfile cert_file client_cert",
 }
-"""Ours, and what it is called elsewhere."""
+"""For each option of SluiceMQ: the words for it in other libraries, separated by spaces."""
 
-_FORMS: Final[Mapping[str, str]] = {
+_OPTION_FORMS: Final[Mapping[str, str]] = {
     "tags": "text, 'A||B'",
     "where": "SQL92, 'price > 3'",
     "delay": "seconds or a timedelta",
@@ -70,9 +75,9 @@ _FORMS: Final[Mapping[str, str]] = {
     "start": "'first', 'last' or a time",
     "credentials": "a pair (access_key, secret_key)",
 }
-"""How ours is given, where it may be another unit or type than elsewhere."""
+"""For each option whose unit or type may differ from other libraries: how it is given."""
 
-_VERBS: Final[Mapping[str, str]] = {
+_ATTRIBUTE_SYNONYMS: Final[Mapping[str, str]] = {
     "send": "publish produce basic_publish send_message send_sync send_and_wait",
     "send_soon": "send_async",
     "send_batch": "send_many send_all send_messages publish_batch",
@@ -91,22 +96,60 @@ _VERBS: Final[Mapping[str, str]] = {
     "keys": "key",
     "close": "shutdown stop disconnect aclose",
 }
-"""The same of methods and attributes."""
+"""For each method or attribute of SluiceMQ: the words for it in other libraries."""
 
 
-def meant(name: str, known: Iterable[str], words: Mapping[str, str] = _OPTIONS) -> str | None:
-    """The known name that was probably meant: that of the table, else the most similar one."""
-    import difflib  # noqa: PLC0415 - for who is wrong
+def nearest_name(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Return the known name that is most similar to `name`, or None if none is similar.
 
+    The comparison ignores case. `cutoff` is the least similarity, from 0 (anything) to 1 (equal).
+    The search takes about 1 microsecond per known name, so call this only for a name that is wrong.
+    """
+    import difflib  # noqa: PLC0415 - most programs never mistype a name
+
+    by_lower = {one.lower(): one for one in reversed(list(known))}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[near[0]] if near else None
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return "Did you mean 'topic'?" with the known name that is nearest, or "" if none is near."""
+    near = nearest_name(name, known, cutoff=cutoff)
+    return "" if near is None else f"Did you mean {near!r}?"
+
+
+def suggest(name: str, known: Iterable[str], *, shown_max: int = 20) -> str:
+    """Return "Did you mean …?" if a known name is near, else a sentence that lists known names.
+
+    The list has at most `shown_max` names: "There are: a, b and 7 more." or "There are: none."
+    """
+    names = list(known)
+    if hint := did_you_mean(name, names):
+        return hint
+    more = f" and {len(names) - shown_max:,} more" if len(names) > shown_max else ""
+    return f"There are: {', '.join(names[:shown_max]) or 'none'}{more}."
+
+
+def intended_name(
+    name: str, known: Iterable[str], synonyms: Mapping[str, str] = _OPTION_SYNONYMS
+) -> str | None:
+    """Return the known name that `name` probably means, or None.
+
+    `synonyms` maps a known name to the words that other libraries use for it, separated by spaces.
+    A synonym is preferred to a name that is only spelt similarly.
+    """
     names = list(known)
     for ours in names:
-        if name in words.get(ours, "").split():
+        if name in synonyms.get(ours, "").split():
             return ours
-    return next(iter(difflib.get_close_matches(name, names, 1)), None)
+    return nearest_name(name, names)
 
 
-def options_of(function: Callable[..., Any]) -> dict[str, bool]:
-    """The names that a call may use, those of a TypedDict at its end too -> whether it has to."""
+def keyword_options(function: Callable[..., Any]) -> dict[str, bool]:
+    """Return the names by which arguments may be passed, mapped to whether they must be passed so.
+
+    If the function ends with `**options: Unpack[SomeTypedDict]`, the keys of the TypedDict count.
+    """
     names: dict[str, bool] = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -117,65 +160,82 @@ def options_of(function: Callable[..., Any]) -> dict[str, bool]:
     return names
 
 
-def unexpected(function: Callable[..., Any], name: str, more: Iterable[str] = ()) -> str:
-    """The text of the TypeError for an option that a function does not have; it has `more`, which
-    its signature does not tell."""
-    known = options_of(function) | dict.fromkeys(more, True)
-    text = f"{_shown(function)} got an unexpected keyword argument {name!r}."
-    if ours := meant(name, known):
-        form = f" ({_FORMS[ours]})" if ours in _FORMS else ""
-        return f"{text} Did you mean {ours!r}{form}?"
-    return f"{text} It takes {', '.join(option for option, named in known.items() if named)}."
+def unexpected_keyword_text(
+    function: Callable[..., Any], name: str, more: Iterable[str] = ()
+) -> str:
+    """Return the text of a TypeError for the keyword argument `name`, which `function` lacks.
+
+    The text suggests an option, or lists the keyword-only options if none is near. `more` are
+    options of the function that its signature does not show.
+    """
+    known = keyword_options(function) | dict.fromkeys(more, True)
+    text = f"{_shown_name(function)} got an unexpected keyword argument {name!r}."
+    if option := intended_name(name, known):
+        form = f" ({_OPTION_FORMS[option]})" if option in _OPTION_FORMS else ""
+        return f"{text} Did you mean {option!r}{form}?"
+    keyword_only = [option for option, is_keyword_only in known.items() if is_keyword_only]
+    return f"{text} It takes {', '.join(keyword_only)}."
 
 
-def explain(error: TypeError, function: Callable[..., Any], named: Iterable[str]) -> None:
-    """Completes the text of an error that the call itself raised; what the body raised stays. To
-    be called where the function was."""
+def improve_type_error(
+    error: TypeError, function: Callable[..., Any], keywords: Iterable[str]
+) -> None:
+    """Add a suggestion to the text of a TypeError that the call of `function` itself raised.
+
+    `keywords` are the keyword arguments of the call. An error that the body of the function raised
+    stays unchanged. Call this in the frame that called the function: the traceback of `error` must
+    begin there.
+    """
     trace = error.__traceback__
-    if trace is not None and trace.tb_next is None:
-        known = options_of(function)
-        for name in named:
-            if name not in known:
-                error.args = (unexpected(function, name),)
-                return
-        if re.search("(was|were) given$", str(error)) and any(known.values()):
-            options = ", ".join(f"{option}=" for option, is_named in known.items() if is_named)
-            fact = str(error).partition("()")[2]
-            error.args = (f"{_shown(function)}{fact}. Options are given by name: {options}.",)
+    if trace is None or trace.tb_next is not None:
+        return  # raised in the body
+    known = keyword_options(function)
+    for name in keywords:
+        if name not in known:
+            error.args = (unexpected_keyword_text(function, name),)
+            return
+    if re.search("(was|were) given$", str(error)) and any(known.values()):
+        options = [f"{option}=" for option, is_keyword_only in known.items() if is_keyword_only]
+        fact = str(error).partition("()")[2]
+        error.args = (
+            f"{_shown_name(function)}{fact}. Options are given by name: {', '.join(options)}.",
+        )
 
 
-def _last(function: Callable[..., Any]) -> Any:
-    """How a function's `**options` are annotated: Unpack of a TypedDict, or a type of values."""
+def _keywords_annotation(function: Callable[..., Any]) -> Any:
+    """Return the annotation of the function's `**options`, or None if it has no such parameter."""
     if not function.__code__.co_flags & inspect.CO_VARKEYWORDS:
         return None
     parameters = inspect.signature(function).parameters
     return parameters[next(reversed(parameters))].annotation
 
 
-def _shown(function: Callable[..., Any]) -> str:
+def _shown_name(function: Callable[..., Any]) -> str:
+    """Return the name as errors show it: `send()` for a method, `Message()` for a constructor."""
     return f"{function.__qualname__.removesuffix('.__init__').rpartition('.')[2]}()"
 
 
-def hinting(function: Callable[P, T]) -> Callable[P, T]:
-    """The same function with hints."""
-    hands_on = bool(get_args(_last(function)))
-    known = options_of(function).keys() if hands_on else frozenset()
+def with_call_hints(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function so that its TypeErrors for wrong arguments have suggestions."""
+    passes_options_on = bool(get_args(_keywords_annotation(function)))
+    known = keyword_options(function).keys() if passes_options_on else frozenset()
 
     @functools.wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> T:
-        if hands_on and not named.keys() <= known:
-            raise TypeError(unexpected(call, next(name for name in named if name not in known)))
+        if passes_options_on and not named.keys() <= known:
+            wrong = next(name for name in named if name not in known)
+            raise TypeError(unexpected_keyword_text(call, wrong))
         try:
             return function(*arguments, **named)
         except TypeError as error:
-            explain(error, call, named)
+            improve_type_error(error, call, named)
             raise
 
     return call
 
 
-class _Foreign:
-    """An attribute that is not there, with the name of the one that is."""
+class _ForeignAttribute:
+    """A descriptor that raises AttributeError with the name of the attribute that was meant."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -184,31 +244,41 @@ class _Foreign:
         raise AttributeError(self._text)
 
 
-def helpful(kind: C) -> C:
-    """The class with hints at its public methods that have options, and at the verbs of others.
+def with_hints(kind: C) -> C:
+    """Decorate a class: give hints at its public methods, and at the verbs of other libraries.
 
-    A method that is made of another one (`functools.wraps`) explains its errors itself: it is given
-    its name here.
+    A method that another function already wraps (`functools.wraps`) improves its errors itself, so
+    it only gets its own name here, under which errors show it.
     """
     for name, function in list(vars(kind).items()):
         if not inspect.isfunction(function) or (name.startswith("_") and name != "__init__"):
             continue
         if hasattr(function, "__wrapped__"):
             function.__name__, function.__qualname__ = name, f"{kind.__qualname__}.{name}"
-        elif function.__defaults__ or function.__kwdefaults__ or get_args(_last(function)):
-            setattr(kind, name, hinting(function))
+            continue
+        has_options = function.__defaults__ or function.__kwdefaults__
+        if has_options or get_args(_keywords_annotation(function)):
+            setattr(kind, name, with_call_hints(function))
+    _add_foreign_attributes(kind)
+    return kind
+
+
+def _add_foreign_attributes(kind: type) -> None:
+    """Add an attribute that raises AttributeError for each foreign verb that the class lacks."""
     foreign = set()
-    for ours, theirs in _VERBS.items():
-        for verb in theirs.split() if hasattr(kind, ours) else ():
+    for ours, theirs in _ATTRIBUTE_SYNONYMS.items():
+        if not hasattr(kind, ours):
+            continue
+        for verb in theirs.split():
             if not hasattr(kind, verb) and verb not in foreign:
                 text = f"{kind.__name__!r} has no attribute {verb!r}. Did you mean {ours!r}?"
-                setattr(kind, verb, _Foreign(text))
+                setattr(kind, verb, _ForeignAttribute(text))
                 foreign.add(verb)
-    if foreign:
-        listed: Any = kind.__dir__
+    if not foreign:
+        return
+    list_names: Any = kind.__dir__
 
-        def listing(self: object) -> list[str]:
-            return [name for name in listed(self) if name not in foreign]
+    def list_own_names(self: object) -> list[str]:
+        return [name for name in list_names(self) if name not in foreign]
 
-        setattr(kind, "__dir__", listing)  # noqa: B010 - for the instances of a class made here
-    return kind
+    setattr(kind, "__dir__", list_own_names)  # noqa: B010 - mypy refuses to assign a method

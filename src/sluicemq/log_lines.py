@@ -1,9 +1,9 @@
-"""How a log record becomes one line: as text, or as a JSON object.
+"""Formatters that write a log record as one line: as text, or as a JSON object.
 
 Names, addresses, ids and properties of messages come from clients, and many log lines quote them.
 So a line has no control character: a name with a line break in it cannot begin a line of its own,
-and one with an escape sequence cannot change what a terminal shows. This is done here, once for
-every line, and nowhere else.
+and one with an escape sequence cannot change what a terminal shows. Only this module escapes
+them, so the code that logs passes names unchanged.
 """
 
 import logging
@@ -18,14 +18,16 @@ _BREAK: Final = "\n"
 _UNSAFE: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters
     "\u2028\u2029"  # separators of lines and paragraphs
-    "\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069"  # what turns the direction of text
-    "\ud800-\udfff]"  # half a character: it cannot be encoded
+    "\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069"  # marks that change the direction of text
+    "\ud800-\udfff]"  # lone surrogates, which UTF-8 cannot encode
 )
 
 
 def escape(text: str) -> str:
-    """Return the text with a backslash sequence in place of each character that a log line must not
-    have: a line break becomes `\\n`, an escape character `\\x1b`."""
+    """Return the text with a backslash sequence for each character that a log line must not have.
+
+    A line break becomes `\\n`, an escape character `\\x1b`.
+    """
     return _UNSAFE.sub(_escaped, text)
 
 
@@ -34,11 +36,13 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 class TextLines(logging.Formatter):
-    """A record as one line of text: time, level, logger, message. The lines of a traceback follow,
-    indented, so that none of them looks like the line of another record."""
+    """A formatter that writes a record as a line of text: time, level, logger, message.
+
+    The lines of a traceback follow, indented, so that none of them looks like another record.
+    """
 
     def __init__(self) -> None:
-        """Use TEXT_FORMAT."""
+        """Create the formatter for `TEXT_FORMAT`."""
         super().__init__(TEXT_FORMAT)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
@@ -59,20 +63,23 @@ def _indented(text: str) -> str:
 
 
 class JsonLines(logging.Formatter):
-    """A record as one JSON object: time (ISO 8601, UTC), level, logger, message, error. Readers of
-    JSON get the texts as they are, but for half characters, which JSON cannot hold."""
+    """A formatter that writes a record as a JSON object: time, level, logger, message, error.
+
+    The time is ISO 8601 in UTC. Texts are not changed, except that a lone surrogate, which JSON
+    cannot contain, becomes a backslash sequence.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the object, without a line break."""
-        told = {
+        """Return the object as text without a line break."""
+        fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
         if record.exc_info:
-            told["error"] = self.formatException(record.exc_info)
-        whole = {key: text.encode("utf-8", "backslashreplace") for key, text in told.items()}
+            fields["error"] = self.formatException(record.exc_info)
+        whole = {key: text.encode("utf-8", "backslashreplace") for key, text in fields.items()}
         line = orjson.dumps({key: text.decode() for key, text in whole.items()}).decode()
         return _UNSAFE.sub(_escaped_for_json, line)
 

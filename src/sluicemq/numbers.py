@@ -1,34 +1,80 @@
-"""Whole numbers in texts that somebody else wrote: requests, properties of messages, settings."""
+"""Parse numbers, times and durations in text that comes from outside, and format durations.
 
+The texts are fields of requests, properties of messages, settings, and options of commands. All
+functions accept any text and report a text of another form by returning None; they never raise.
+"""
+
+import re
 from typing import Final
 
 LONG_MAX: Final = (1 << 63) - 1
-"""The largest number of 64 bits, which is what Java calls a long."""
-_DIGITS_MAX: Final = 64  # leading zeros included; `int` raises ValueError from 4,301 digits on
+"""The largest signed number of 64 bits: the largest `long` of Java."""
+_DIGITS_MAX: Final = 64
+"""Longer texts are refused, zeros in front included: `int` raises from 4,301 digits on."""
 
-
-_UNITS: Final = (
+_TIME_UNITS: Final = (
     ("seconds", range(10**9, 10**10), 1_000, 1),
     ("microseconds", range(10**15, 10**16), 1, 1_000),
     ("nanoseconds", range(10**18, 5 * 10**18), 1, 1_000_000),
 )
-"""Units of time since 1970, and the numbers that times from 2001 on have in them. As milliseconds
-those numbers are in the first months of 1970, or after the year 33,000."""
+"""For each unit: its name, the numbers that times from 2001 on have in it, and the factor and
+divisor that make milliseconds of them. Read as milliseconds, these numbers would be in the first
+months of 1970 or after the year 33,000."""
+
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION: Final = re.compile(r"([0-9]{1,64}(?:\.[0-9]{1,64})?) *(ms|s|m|h|d)")
+_UNITS_SHOWN: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+
+
+def natural(text: str | bytes, maximum: int = LONG_MAX) -> int | None:
+    """Return the number from 0 to `maximum` that the text writes in ASCII digits, or None.
+
+    A text with a sign, a space, an underscore or more than 64 digits gives None.
+    """
+    if len(text) > _DIGITS_MAX or not text.isascii() or not text.isdigit():
+        return None
+    number = int(text)
+    return number if number <= maximum else None
 
 
 def other_unit(number: int) -> tuple[str, int] | None:
-    """Return the unit in which a number is a time of today, and that time in milliseconds since
-    1970; None when the number may be milliseconds."""
-    for unit, numbers, factor, divisor in _UNITS:
+    """Return the unit in which `number` is a time of today, and that time in milliseconds.
+
+    `number` counts from 1970. The unit is "seconds", "microseconds" or "nanoseconds". Return None
+    if the number may be in milliseconds already.
+    """
+    for unit, numbers, factor, divisor in _TIME_UNITS:
         if number in numbers:
             return unit, number * factor // divisor
     return None
 
 
-def natural(text: str | bytes, maximum: int = LONG_MAX) -> int | None:
-    """Return the number from 0 to `maximum` that the text writes in ASCII digits; None for any
-    other text, also for one with a sign, with spaces, or with more digits than `int` reads."""
-    if len(text) > _DIGITS_MAX or not text.isascii() or not text.isdigit():
+def parse_duration_ms(text: str) -> int | float | None:
+    """Return the milliseconds that a text such as "500ms", "90s", "1.5h" or "7d" means, or None.
+
+    The text is a number without a sign, then ms, s, m (minutes), h or d, with or without spaces
+    between them. The result is an int if the number is whole. A duration above `LONG_MAX` gives
+    None.
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None:
         return None
-    number = int(text)
-    return number if number <= maximum else None
+    number = float(found[1]) if "." in found[1] else int(found[1])
+    duration_ms = number * _UNITS_MS[found[2]]
+    return duration_ms if duration_ms <= LONG_MAX else None
+
+
+def format_duration(duration_ms: float) -> str:
+    """Return a duration in its two largest units: "1 d 3 h", "12 min", "500 ms", "0 s".
+
+    Smaller units are cut off, not rounded. A negative duration is shown in milliseconds.
+    """
+    rest = int(duration_ms)
+    parts = []
+    for unit_ms, unit in _UNITS_SHOWN:
+        if rest >= unit_ms:
+            parts.append(f"{rest // unit_ms} {unit}")
+            rest %= unit_ms
+    if parts:
+        return " ".join(parts[:2])
+    return f"{rest} ms" if rest else "0 s"

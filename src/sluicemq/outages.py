@@ -34,9 +34,11 @@ _UNRESPONSIVE: Final = (ConnectionLostError, RequestTimeoutError, NameServerUnre
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Return whether `error`, or one of the errors that caused it (`__cause__`, up to `CAUSES_MAX`
-    levels), means that a server does not respond: ConnectionLostError, RequestTimeoutError or
-    NameServerUnreachableError."""
+    """Return whether `error`, or an error that caused it, means that a server does not respond.
+
+    Such an error is a ConnectionLostError, RequestTimeoutError or NameServerUnreachableError.
+    Causes are followed by `__cause__`, up to `CAUSES_MAX` levels.
+    """
     for _ in range(CAUSES_MAX):  # an error may be its own cause
         if isinstance(error, _UNRESPONSIVE):
             return True
@@ -51,8 +53,11 @@ def kind_of(error: OSError) -> int | str:
 
 @dataclass(slots=True)
 class _Outage:
-    """An outage in progress: the monotonic time of its first failure, whether a warning was logged
-    for it, the kinds of its failures, and how many failures were logged at DEBUG."""
+    """An outage in progress.
+
+    `since_s` is the monotonic time of its first failure, `is_logged` says whether a warning was
+    logged for it, and `quiet_count` is the number of failures that were logged at DEBUG.
+    """
 
     since_s: float
     is_logged: bool
@@ -61,8 +66,10 @@ class _Outage:
 
 
 class Outages:
-    """The outages that the parts of one client, or of one store, have met, by name. Methods may be
-    called from any thread."""
+    """The outages that the parts of one client, or of one store, report.
+
+    Methods may be called from any thread.
+    """
 
     __slots__ = ("_clock", "_ended", "_lock", "_logger", "current")
 
@@ -71,16 +78,18 @@ class Outages:
         self._logger = logger
         self._lock = threading.Lock()
         self._ended: dict[str, tuple[float, set[object]]] = {}
-        """By name: when the last outage that was logged ended, and its kinds."""
+        """For each name: the monotonic end of its last logged outage, and the kinds of failures."""
         self.current: dict[str, _Outage] = {}
-        """By name; empty while everything works."""
+        """The outages in progress by name: empty while everything works."""
 
-    def failed(self, name: str, text: str, *arguments: object, kind: object = None) -> None:
-        """Count a failure of `name` and log `text % arguments`. It is a warning if it begins an
-        outage, or if it is the first of its `kind` in the outage. If the outage began within
-        `FLAP_S` seconds after the last one that was logged, and that one had the same kind, the
-        warning comes when the outage has lasted longer than `FLAP_S`. Every other failure is logged
-        at DEBUG."""
+    def report_failure(self, name: str, text: str, *arguments: object, kind: object = None) -> None:
+        """Count a failure of `name` and log `text % arguments`.
+
+        It is logged as a warning if it begins an outage, or if it is the first of its `kind` in the
+        outage. If the outage began within `FLAP_S` seconds after the last one that was logged, and
+        that one had the same kind, the warning comes when the outage has lasted longer than
+        `FLAP_S`. Every other failure is logged at DEBUG.
+        """
         if self._count_failure(name, kind):
             text = f"{text} [until it works again, failures of %s are logged at DEBUG]"
             self._logger.warning(text, *arguments, name)
@@ -109,9 +118,12 @@ class Outages:
         ended_s, kinds = self._ended.get(name, (float("-inf"), set()))
         return now_s - ended_s <= FLAP_S and kind in kinds
 
-    def worked(self, name: str) -> None:
-        """Note that `name` works. If it had an outage for which a warning was logged, log the end
-        with its length in seconds and the number of failures at DEBUG."""
+    def report_success(self, name: str) -> None:
+        """End the outage of `name`, if it has one.
+
+        If a warning was logged for the outage, log its end, with its length in seconds and the
+        number of failures that were logged at DEBUG.
+        """
         if name not in self.current:
             return
         now_s = self._clock.monotonic_s()

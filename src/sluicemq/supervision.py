@@ -30,13 +30,15 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Job:
-    """The state of one job: its next pause in seconds, the monotonic time `resume_s` before which
-    it is not tried, the last failure that was logged (`complaint`), and the number of failures
-    since the last success."""
+    """The state of one job.
+
+    `pause_s` is its next pause, `resume_s` the monotonic time before which it is not tried, and
+    `logged_failure` the text of the last failure that was logged.
+    """
 
     pause_s: float = PAUSE_S
     resume_s: float = 0.0
-    complaint: str = ""
+    logged_failure: str = ""
     failures_in_a_row: int = 0
 
 
@@ -49,7 +51,7 @@ class Supervisor:
         self._log = log
         self._jobs: dict[str, _Job] = {}
         self.failures: Counter[str] = Counter()
-        """How often each job has failed since the start."""
+        """The number of failures of each job since the process started."""
 
     def run_unless_pausing(self, name: str, work: Work) -> bool:
         """Call `work`, unless the job `name` is pausing after a failure.
@@ -60,8 +62,10 @@ class Supervisor:
         return self._clock.monotonic_s() >= self.resume_s(name) and self.run_now(name, work)
 
     def run_now(self, name: str, work: Work) -> bool:
-        """Call `work`, even while the job `name` pauses. Return whether it succeeded. An Exception
-        that `work` raises is counted and logged, not raised."""
+        """Call `work`, even while the job `name` pauses. Return whether it succeeded.
+
+        An Exception that `work` raises is counted and logged, not raised.
+        """
         job = self._jobs.setdefault(name, _Job())
         try:
             work()
@@ -92,9 +96,8 @@ class Supervisor:
             await asyncio.sleep(max(period_s(), left_s))
             await self.run_async(name, work)
 
-    async def keep(self, name: str, begin: Callable[[], Awaitable[object]]) -> None:
-        """Await `begin()` and return when it returns. When it fails, wait for the pause of the job
-        and call `begin` again."""
+    async def retry_until_success(self, name: str, begin: Callable[[], Awaitable[object]]) -> None:
+        """Await `begin()` until it succeeds once, with the pause of the job between attempts."""
         job = self._jobs.setdefault(name, _Job())
         while True:
             if await self.run_async(name, begin):
@@ -131,9 +134,9 @@ class Supervisor:
         job.resume_s = self._clock.monotonic_s() + job.pause_s
         job.pause_s = min(2 * job.pause_s, PAUSE_MAX_S)
         complaint = f"{type(error).__name__}: {error}"
-        if complaint == job.complaint:
+        if complaint == job.logged_failure:
             return
-        job.complaint = complaint
+        job.logged_failure = complaint
         is_ours = isinstance(error, SluiceError)
         self._log.error(
             "Background job %r failed%s: %s",
@@ -148,7 +151,12 @@ class Supervisor:
             self._log.info(
                 "Background job %r works again after %d failures.", name, job.failures_in_a_row
             )
-            job.pause_s, job.resume_s, job.complaint, job.failures_in_a_row = PAUSE_S, 0.0, "", 0
+            job.pause_s, job.resume_s, job.logged_failure, job.failures_in_a_row = (
+                PAUSE_S,
+                0.0,
+                "",
+                0,
+            )
 
 
 def start_shared(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -24,7 +24,7 @@ from peer.stores import KILL, House, house
 from conftest import missing_tool_is_a_reason
 from sluicemq.client.sync.admin import Admin
 from sluicemq.model.ids import parse_host
-from sluicemq.net.grpc import ask
+from sluicemq.net.grpc import call_unary
 from sluicemq.proxy import STATUS
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.cluster import LOOK_GROUP_S
@@ -267,7 +267,7 @@ def test_a_client_is_a_member_of_its_group_at_the_broker(place: Place) -> None:
 
 
 def warnings(proxy_address: str, group: Group) -> list[str]:
-    status = json.loads(ask(proxy_address, STATUS, b"", (), tls=None))
+    status = json.loads(call_unary(proxy_address, STATUS, b"", (), tls=None))
     return [text for text in status["warnings"] if group.group.name in text]
 
 

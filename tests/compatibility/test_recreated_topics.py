@@ -38,7 +38,7 @@ async def test_every_kind_of_consumer_reads_the_new_topic(
 
     async def fill(mq: Sluice, life: str, count: int) -> list[bytes]:
         await mq.admin.create_topic(name, queues=1)
-        mq.cluster.routes.forget(name)
+        mq.cluster.routes.expire(name)
         bodies = [f"{life} {number}".encode() for number in range(count)]
         for body in bodies:
             await mq.send(name, body)

@@ -11,8 +11,8 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import OffsetOutOfRangeError
 from sluicemq.model.message import Message
-from sluicemq.spark.schema import parse_columns, struct_type
-from sluicemq.spark.sources.stream import stream_reader
+from sluicemq.spark.schema import parse_columns, to_spark_schema
+from sluicemq.spark.sources.stream import create_stream_reader
 from waiting import wait_for
 
 # py4j leaves sockets to the garbage collector: no fault of the test that it runs in.
@@ -146,11 +146,11 @@ def test_a_topic_made_anew_is_noticed_by_its_messages(
 ) -> None:
     """The source without Spark: what it asks is in the protocol of every version."""
     name, given = "spark-anew", {"nameServers": filled.name_server, "startingOffsets": "earliest"}
-    stream = stream_reader(given | {"topic": name}, struct_type(parse_columns("body")))
+    stream = create_stream_reader(given | {"topic": name}, to_spark_schema(parse_columns("body")))
     with Admin(filled.name_server) as admin, Producer(filled.name_server) as producer:
         for count in (5, 9):
             admin.create_topic(name, queues=1)
-            producer.routes.forget(name)
+            producer.routes.expire(name)
             producer.send_batch([Message(name, b"%d" % number) for number in range(count)])
             await_visible(admin, count, name)
             if count == 5:
@@ -160,11 +160,11 @@ def test_a_topic_made_anew_is_noticed_by_its_messages(
         stream.latestOffset(end, ReadAllAvailable())
     stream.stop()
     given["failOnDataLoss"] = "false"
-    stream = stream_reader(given | {"topic": name}, struct_type(parse_columns("body")))
+    stream = create_stream_reader(given | {"topic": name}, to_spark_schema(parse_columns("body")))
     (part,) = stream.partitions(end, stream.latestOffset(end, ReadAllAvailable()))
     stream.stop()
     assert (part.start, part.end) == (0, 9)
-    assert "goes on at its beginning" in caplog.text
+    assert "continues at its beginning" in caplog.text
 
 
 def test_rows_are_written(spark: Any, filled: clusters.Cluster) -> None:

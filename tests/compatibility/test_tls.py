@@ -191,7 +191,7 @@ def test_our_client_refuses_the_real_server_when_it_trusts_somebody_else(
             await mq.send(own("T_python_refuses"), b"x")
 
     asyncio.run(send(Tls(ca=papers.authority.path)))
-    with pytest.raises(SluiceError, match="is refused: unable to get local issuer"):
+    with pytest.raises(SluiceError, match="was rejected: unable to get local issuer"):
         asyncio.run(send(Tls(ca=papers.stranger.path)))
 
 

@@ -187,7 +187,7 @@ def commits_go_back_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_takes_over_from_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BrokerState, "disconnected", lambda self, peer: None)
+    monkeypatch.setattr(BrokerState, "on_disconnect", lambda self, peer: None)
     monkeypatch.setattr(BrokerState, "expire_clients", lambda self: None)
 
 

@@ -18,14 +18,15 @@ from collections.abc import Iterator
 import pytest
 
 from simulation.stepped import SMALL, ManualClock, SteppedBroker, SteppedClient, send_fields
-from sluicemq.client.core.epochs import EpochCommitter, StagedRanges
+from sluicemq.client.core.epochs import EpochCommitter, StagedRangeList
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ClientError, ConnectionLostError, RequestError, RequestTimeoutError
+from sluicemq.model.system_names import STAGING_TOPIC
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records, encode_batch
 from sluicemq.testing.files import CrashableFiles, PowerLost
 from sluicemq.wire.frames import Command
-from sluicemq.wire.staging import STAGING_QUEUES, STAGING_TOPIC, Owner, Stage, StagedRange
+from sluicemq.wire.staging import STAGING_QUEUES, Owner, Stage, StagedRange
 from thorough import ALL, seeds
 
 SEEDS = seeds(6, 20)
@@ -171,7 +172,7 @@ class World:
         raise AssertionError("no attempt succeeds")
 
     def attempt(self, epoch: int, partition: int, attempt: int) -> tuple[StagedRange, ...]:
-        staged = StagedRanges(partition, attempt)
+        staged = StagedRangeList(partition, attempt)
         names = sorted(self.nodes)
         rows = rows_of(epoch, partition)
         for start in range(0, len(rows), BATCH):

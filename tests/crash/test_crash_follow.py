@@ -17,7 +17,7 @@ from simulation.stepped import ManualClock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import SluiceError
 from sluicemq.record.codec import decode_records, encode_properties
-from sluicemq.store.follow import Following
+from sluicemq.store.follow import LogFollower
 from sluicemq.store.index.index import KeyIndex
 from sluicemq.store.log import CommitLog
 from sluicemq.store.queues import ConsumeQueues
@@ -56,7 +56,7 @@ class Master:
         self.clock = clock
         self.store = Store.open(config, files=self.files, clock=clock)
         if log:
-            following = self.store.following()
+            following = self.store.start_following()
             following.append(0, log)
             self.store.close()
             self.store = Store.open(config, files=self.files, clock=clock)
@@ -76,7 +76,7 @@ class Master:
             turn.append((place, (topic, queue_id), body, word))
         self.store.commit()
         for place, *rest in turn:
-            record = self.store._log.scanned_at(place)
+            record = self.store._log.find_record(place)
             assert record is not None
             self.sent.append(Written(place, record.end, *rest))
         self.clock.advance(0.01)
@@ -84,7 +84,7 @@ class Master:
     def log(self, end: int) -> bytes:
         data = b""
         while len(data) < end:
-            data += self.store.raw(len(data), end - len(data))
+            data += self.store.view_log(len(data), end - len(data))
         return data
 
 
@@ -108,7 +108,7 @@ class Machine:
         self.store = Store.open(
             self.config, files=self.files, clock=self.clock, confirmed=self.confirmed
         )
-        self.following = self.store.following()
+        self.following = self.store.start_following()
         self.check(is_dispatched=True)
         self.agree()
 
@@ -117,7 +117,7 @@ class Machine:
         end = min(self.following.end, self.master.store.written_offset)
         mine = b""
         while len(mine) < end:
-            mine += self.store.raw(len(mine), end - len(mine))
+            mine += self.store.view_log(len(mine), end - len(mine))
         theirs = self.master.log(end)
         same = next((at for at in range(end) if mine[at] != theirs[at]), end)
         place = max(at for at in self.ends() if at <= same)
@@ -141,7 +141,7 @@ class Machine:
                 self.master.send(rng)
             case "feed":
                 for _ in range(rng.randint(1, 5)):
-                    data = self.master.store.raw(self.following.end, rng.choice(self.pieces))
+                    data = self.master.store.view_log(self.following.end, rng.choice(self.pieces))
                     self.following.append(self.following.end, data)
             case "dispatch":
                 self.confirmed = max(
@@ -206,7 +206,7 @@ class Machine:
         end = self.master.store.written_offset
         while self.following.end < end:
             self.following.append(
-                self.following.end, self.master.store.raw(self.following.end, 500)
+                self.following.end, self.master.store.view_log(self.following.end, 500)
             )
         self.confirmed = end
         self.following.dispatch(end)
@@ -251,7 +251,7 @@ def test_after_any_crash_a_follower_is_a_prefix_of_its_master_and_becomes_it() -
 
 
 def queues_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ConsumeQueues, "truncate_log", lambda *_: None)
+    monkeypatch.setattr(ConsumeQueues, "truncate_to_log", lambda *_: None)
 
 
 def index_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def log_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(log: CommitLog, end: int) -> None:
         log.written_offset, log.synced_offset = end, min(log.synced_offset, end)
 
-    monkeypatch.setattr(CommitLog, "cut", cut)
+    monkeypatch.setattr(CommitLog, "truncate", cut)
 
 
 def mark_is_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,27 +270,27 @@ def mark_is_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Store.cut_log
 
     def cut_log(store: Store, end: int) -> None:
-        durable = store._durable
+        file = store._checkpoints.file
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(durable, "write", lambda _mark: None)
+            patch.setattr(file, "write", lambda _checkpoint: None)
             original(store, end)
 
     monkeypatch.setattr(Store, "cut_log", cut_log)
 
 
 def unconfirmed_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    original: Callable[..., None] = Following.dispatch
-    monkeypatch.setattr(Following, "dispatch", lambda f, _end: original(f, None))
+    original: Callable[..., None] = LogFollower.dispatch
+    monkeypatch.setattr(LogFollower, "dispatch", lambda f, _end: original(f, None))
 
 
 def found_tail_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "hide", lambda *_: None)
+    monkeypatch.setattr(Store, "hide_unconfirmed", lambda *_: None)
 
 
 def bytes_are_taken_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupted master's bytes are written without looking where they belong."""
-    original: Callable[..., None] = Following.append
-    monkeypatch.setattr(Following, "append", lambda f, _at, data: original(f, f.end, data[1:]))
+    original: Callable[..., None] = LogFollower.append
+    monkeypatch.setattr(LogFollower, "append", lambda f, _at, data: original(f, f.end, data[1:]))
 
 
 @pytest.mark.parametrize(

@@ -123,13 +123,13 @@ class Life:
             if callable(step):
                 step()
                 if self.removed_all():
-                    self.gone = self.store.offset_min
+                    self.gone = self.store.log_start
         self.files.free_bytes = None
         self.files.clear_faults()
 
     def removed_all(self) -> bool:
         names = self.files.names("/store/commitlog")
-        return not names or names[0] == f"{self.store.offset_min:020d}"
+        return not names or names[0] == f"{self.store.log_start:020d}"
 
     # --- what survives
 
@@ -150,7 +150,7 @@ class Life:
     def recover(self) -> None:
         self.note_ends()
         self.open()
-        start = self.store.offset_min
+        start = self.store.log_start
         assert start % FILE_BYTES == 0
         assert start >= self.gone, "a file is back that was gone for good"
         end = self.store.written_offset
@@ -186,7 +186,7 @@ def test_no_crash_during_deletion_breaks_the_store() -> None:
     deleted = 0
     for seed in range(SEEDS):
         try:
-            deleted += live(seed).store.offset_min > 0
+            deleted += live(seed).store.log_start > 0
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
@@ -197,22 +197,22 @@ def test_planted_removal_of_queue_files_before_the_log_s_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Queue files go while the log's file may still come back: records without units."""
-    original = retention.Retention._delete
+    original = retention.Retention._delete_file
 
     def hasty(self: Any, file: Any, why: str) -> Any:
         for queue in list(self._queues):
-            queue.correct_min(file.end)
+            queue.update_offset_min(file.end)
             while (
                 len(queue.segments) > 1
                 and queue.segments.start + queue.segments.file_bytes <= queue.offset_min * 20
             ):
-                path = queue.segments.remove_first()
+                path = queue.segments.detach_first()
                 self._files.remove(path)
                 self._files.sync_directory(path.rpartition("/")[0])
         yield 0.0
         yield from original(self, file, why)
 
-    monkeypatch.setattr(retention.Retention, "_delete", hasty)
+    monkeypatch.setattr(retention.Retention, "_delete_file", hasty)
     found_by_a_seed()
 
 
@@ -220,8 +220,8 @@ def test_planted_removal_without_a_sync_of_the_directory_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def hasty(self: Any) -> None:
-        while self._to_remove:
-            self._files.remove(self._to_remove.pop(0))
+        while self._paths_to_remove:
+            self._files.remove(self._paths_to_remove.pop(0))
 
     monkeypatch.setattr(retention.Retention, "_remove_files", hasty)
     found_by_a_seed()

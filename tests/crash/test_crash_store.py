@@ -286,6 +286,6 @@ def test_planted_recovery_without_crc_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_planted_tail_that_is_not_zeroed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments.Segment, "zero_from", lambda *_: False)
+    monkeypatch.setattr(segments.Segment, "zero_range", lambda *_: False)
     with pytest.raises((AssertionError, SluiceError)):
         run_state_machine_as_test(StoreMachine, settings=FIND)

@@ -15,10 +15,10 @@ import pytest
 
 from simulation.stepped import SMALL, SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.background import Progress
-from sluicemq.broker.topics import HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC
 from sluicemq.broker.transactions.prepared import OpenTransaction, OpenTransactions
 from sluicemq.broker.transactions.transactions import Transactions
 from sluicemq.config import BrokerConfig
+from sluicemq.model.system_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 from sluicemq.record.codec import decode_records
 from sluicemq.store.queues import UNIT
 from sluicemq.wire.bodies import Heartbeat, encode_heartbeat
@@ -232,7 +232,7 @@ def test_a_crash_between_a_message_and_its_op_does_not_make_two(
         world.broker.run(8, 1.0)
     else:
         world.end()
-    topic = LIMIT_TOPIC if given_up else "T"
+    topic = CHECK_MAX_TOPIC if given_up else "T"
     assert world.broker.store.queue_offsets(topic, 0)[1] == 1
     op_position = UNIT.unpack_from(world.broker.store.reader.units(OP_TOPIC, 0, 0, 1))[0]
     files = world.broker.files.kill()

@@ -135,8 +135,11 @@ def source_view(files: CrashableFiles) -> dict[Place, bytes]:
     try:
         check_recovery(reader, "/store", files=files)
         for topic, queue_id in reader.queues():
-            start, end = reader.queue_offsets(topic, queue_id)[0], reader.sound_end(topic, queue_id)
-            for places in reader.range(topic, queue_id, check_bodies=True).places(start, end):
+            start, end = (
+                reader.queue_offsets(topic, queue_id)[0],
+                reader.verified_end(topic, queue_id),
+            )
+            for places in reader.scan_queue(topic, queue_id, check_bodies=True).places(start, end):
                 for at in places.starts.tolist():
                     message = decode_record(places.view, at)
                     found[topic, queue_id, message.queue_offset] = message.body

@@ -22,9 +22,9 @@ from damage import paths_below
 from derived import CONFIG, Workload, make_small
 from simulation.roles import CHANGES, Pair
 from simulation.stepped import ManualClock, SteppedBroker
-from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.errors import SluiceError
-from sluicemq.store.identity import IDENTITY_SUFFIX
+from sluicemq.files.identity import IDENTITY_SUFFIX
+from sluicemq.model.system_names import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.testing.files import CrashableFiles
 
 AWAY_MS: Final = 7000

@@ -19,7 +19,7 @@ from simulation.stepped import (
     SteppedClient,
     send_fields,
 )
-from sluicemq.broker.background import Slice
+from sluicemq.broker.background import TimeSlice
 from sluicemq.config import StoreConfig
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
@@ -90,7 +90,7 @@ def test_a_timed_message_that_was_too_late_for_its_second_is_not_taken_for_deliv
     broker.run(2.0)
     send_timed(broker.connect(), 2050)
     broker.clock.advance(5)  # nobody sweeps meanwhile
-    broker.core.delayed.timers.prepare(Slice(broker.clock, 1.0, 1000))
+    broker.core.delayed.timers.prepare(TimeSlice(broker.clock, 1.0, 1000))
     assert broker.core.delayed.timers.queue_behind == 0
     broker.core.delayed.save()
     broker = fail_over(broker)
@@ -143,7 +143,7 @@ def test_resets_that_consumers_have_not_heard_of_are_still_pending() -> None:
         document.save()
     after = fail_over(broker)
     assert after.core.offsets.committed("G", "T", 0) == 1
-    assert after.core.offsets.resets.blocks("G", "T", 0)
+    assert after.core.offsets.resets.blocks_commits("G", "T", 0)
 
 
 # ------------------------------------------------------------------------------------- topics
@@ -204,13 +204,13 @@ def test_a_queue_whose_messages_have_expired_goes_on_where_it_was() -> None:
         broker.store.tick()
         broker.store.sync()
         broker.clean()
-    assert broker.store.offset_min > 0
+    assert broker.store.log_start > 0
     assert broker.store.queue_offsets("T", 0) == (3, 3)
     late = Slave(broker.files, config)
     late.mirror = slave_of(broker.files).mirror
     late.follow(broker)
     assert late.store is not None
-    assert late.store.offset_min == broker.store.offset_min
+    assert late.store.log_start == broker.store.log_start
     assert late.store.queue_offsets("T", 0) == (3, 3)
     late.store.tick()
     late.store.sync()

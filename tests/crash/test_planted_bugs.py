@@ -25,8 +25,9 @@ from sluicemq.files import Files
 from sluicemq.net.dispatch import Peer
 from sluicemq.store import dispatch, segments
 from sluicemq.store import log as scan
+from sluicemq.store.checkpoints import Checkpointer
 from sluicemq.store.directory import DeletedTopics
-from sluicemq.store.log import CommitLog, Scanned
+from sluicemq.store.log import CommitLog, LogRecord
 from sluicemq.store.queues import ConsumeQueues, Queue
 from sluicemq.store.segments import Segment, SegmentFiles
 from sluicemq.store.store import Store
@@ -68,13 +69,13 @@ def no_fsync_of_the_log_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_fsync_of_the_queue_directories(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Store._sync_path
+    original = Checkpointer._sync_path
 
-    def sync_path(store: Store, path: str) -> None:
+    def sync_path(checkpoints: Checkpointer, path: str) -> None:
         if segments.is_segment_name(path.rpartition("/")[2]):
-            original(store, path)
+            original(checkpoints, path)
 
-    monkeypatch.setattr(Store, "_sync_path", sync_path)
+    monkeypatch.setattr(Checkpointer, "_sync_path", sync_path)
 
 
 def no_fsync_of_the_directory_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +116,12 @@ def a_disk_that_lies(monkeypatch: pytest.MonkeyPatch) -> None:
 def answering_before_the_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     original = GroupCommit.send_after_commit
 
-    def hold(turns: GroupCommit, peer: Peer, answer: bytes, waits: bool = True, *rest: Any) -> None:
-        original(turns, peer, answer, False, *rest)
+    def hold(
+        group_commit: GroupCommit, peer: Peer, answer: bytes, waits: bool = True, *rest: Any
+    ) -> None:
+        original(group_commit, peer, answer, False, *rest)
 
-    monkeypatch.setattr(GroupCommit, "hold", hold)
+    monkeypatch.setattr(GroupCommit, "send_after_commit", hold)
     plain = TABLE[RequestCode.SEND_MESSAGE_V2]._replace(quick=None)
     monkeypatch.setitem(TABLE, RequestCode.SEND_MESSAGE_V2, plain)
 
@@ -163,31 +166,31 @@ def queue_kept_beyond_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
         original(queue, before=None, **rest)
 
     monkeypatch.setattr(Queue, "load", load)
-    monkeypatch.setattr(ConsumeQueues, "truncate_log", lambda _queues, _end: None)
+    monkeypatch.setattr(ConsumeQueues, "truncate_to_log", lambda _queues, _end: None)
 
 
 def mark_written_before_the_fsync_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Store._request_checkpoint
+    original = Checkpointer._request
 
-    def request(store: Store, state: tuple[int, ...]) -> None:
-        original(store, state)
-        log: Any = store._log
+    def request(checkpoints: Checkpointer, values: tuple[int, ...]) -> None:
+        original(checkpoints, values)
+        log: Any = checkpoints._log
         log.sync = lambda: log.written_offset
         try:
-            store._make_checkpoint()
+            checkpoints.write_due()
         finally:
             del log.sync
 
-    monkeypatch.setattr(Store, "_request_checkpoint", request)
+    monkeypatch.setattr(Checkpointer, "_request", request)
 
 
 def mark_written_before_the_fsync_of_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "_sync_path", lambda _store, _path: None)
+    monkeypatch.setattr(Checkpointer, "_sync_path", lambda _checkpoints, _path: None)
 
 
 def failed_checkpoint_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An fsync that failed is called again, and says yes."""
-    monkeypatch.setattr(CommitLog, "check", lambda _log: None)
+    monkeypatch.setattr(CommitLog, "check_writable", lambda _log: None)
 
 
 # --- recovery
@@ -201,30 +204,30 @@ def no_crc_check_on_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tail_not_zeroed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Segment, "zero_from", lambda *_: False)
+    monkeypatch.setattr(Segment, "zero_range", lambda *_: False)
 
 
 def stale_offset_check_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = scan.read_scanned
+    original = scan.parse_log_record
 
-    def read_scanned(view: memoryview, at: int, base: int, **rest: bool) -> Scanned | None:
+    def parse_log_record(view: memoryview, at: int, base: int, **rest: bool) -> LogRecord | None:
         if len(view) - at < 36:
             return None
         stored = int.from_bytes(view[at + 28 : at + 36], "big")
         found = original(view, at, stored - at, **rest)
         return None if found is None else found._replace(position=base + at)
 
-    monkeypatch.setattr(scan, "read_scanned", read_scanned)
+    monkeypatch.setattr(scan, "parse_log_record", parse_log_record)
 
 
 def later_files_cut_without_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = SegmentFiles.cut
+    original = SegmentFiles.truncate
 
     def cut(files: SegmentFiles, offset: int) -> bool:
         files._cuts_in_order = False
         return original(files, offset)
 
-    monkeypatch.setattr(SegmentFiles, "cut", cut)
+    monkeypatch.setattr(SegmentFiles, "truncate", cut)
 
 
 def file_kept_whose_name_could_not_be_synced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +235,7 @@ def file_kept_whose_name_could_not_be_synced(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def failed_turn_not_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CommitLog, "_wipe", lambda _log: None)
+    monkeypatch.setattr(CommitLog, "_zero_failed_writes", lambda _log: None)
 
 
 def deleted_topics_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def rules_of(name: str, is_compatible: bool) -> Rules | str:
     main, more = DIRECTORY / "rules" / f"{name}.yml", DIRECTORY / "rules" / f"{name}.d"
     paths = [path for path in sorted(more.rglob("*")) if path.suffix in (".yml", ".yaml")]
     try:
-        return Rules.merged(
+        return Rules.merge(
             load_rules(
                 path.read_bytes().decode("utf-8-sig"), path.name, is_compatible=is_compatible
             ).rules

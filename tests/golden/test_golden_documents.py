@@ -199,7 +199,7 @@ def test_retry_policies_and_unknown_fields_of_groups_survive(policy: dict[str, A
     broker = broker_over(files)
     answer = broker.connect().call(352, {"group": "GroupA"})
     assert json.loads(bytes(answer.body))["groupRetryPolicy"] == policy
-    broker.core.groups.find("a new one")
+    broker.core.groups.get_or_create("a new one")
     save(broker)
     again = fastjson.loads(files.content(f"{CONFIG}/subscriptionGroup.json"))
     group = again["subscriptionGroupTable"]["GroupA"]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from simulation.stepped import ManualClock, SteppedBroker, SteppedClient, pull_fields
-from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC
-from sluicemq.broker.transactions.prepared import GROUP, OP_PROPERTIES, read_op
+from sluicemq.broker.transactions.prepared import OP_PROPERTIES, read_op
 from sluicemq.config import BrokerConfig, StoreConfig
+from sluicemq.model.system_names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from sluicemq.record.codec import decode_record, decode_records
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.bodies import Heartbeat, encode_heartbeat
@@ -121,6 +121,6 @@ def test_what_is_no_offset_in_an_op_is_passed_over(body: bytes, offsets: list[in
 def test_offsets_beyond_the_queues_begin_at_their_ends() -> None:
     broker = opened(golden_files())
     for topic in (HALF_TOPIC, OP_TOPIC):
-        broker.core.offsets.commit(GROUP, topic, 0, 99)
+        broker.core.offsets.commit(TRANSACTION_GROUP, topic, 0, 99)
     broker.core.offsets.document.save()
     assert len(opened(broker.files.kill()).core.transactions.table) == 0

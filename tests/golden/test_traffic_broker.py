@@ -116,7 +116,7 @@ class Scenario:
             store_config=dataclasses.replace(SMALL, commit_log_file_bytes=16 << 20),
             clock=ManualClock(began_ms(name)),
         )
-        self.broker.core.move(Host("127.0.0.1", 30911))
+        self.broker.core.set_host(Host("127.0.0.1", 30911))
         self.clients: dict[int, SteppedClient] = {}
         self.seen_groups: set[str] = set()
         self._make_topics()

@@ -111,7 +111,7 @@ def server(tmp_path: Path) -> NameServer:
 
 def answer_of(server: NameServer, peer: Peer, request: dict[str, Any]) -> Command:
     frame = base64.b64decode(request["frame_b64"])
-    used, answer = server.dispatcher.feed(frame, peer)
+    used, answer = server.dispatcher.handle_frames(frame, peer)
     assert used == len(frame)
     assert int.from_bytes(answer[:4], "big") == len(answer) - 4
     return decode(answer[4:])

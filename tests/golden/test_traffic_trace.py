@@ -9,7 +9,14 @@ import pytest
 
 from sluicemq.cli.message import drawn
 from sluicemq.client.admin.messages import timeline
-from sluicemq.client.core.tracing import Finished, Published, Taken, decode, encode, search_words
+from sluicemq.client.core.tracing import (
+    ConsumeTrace,
+    DeliveryTrace,
+    SendTrace,
+    decode_trace_records,
+    encode_trace_records,
+    search_keys,
+)
 from sluicemq.record.codec import decode_properties
 
 TRAFFIC = Path(__file__).parent / "traffic"
@@ -33,21 +40,23 @@ def traces(name: str) -> list[tuple[str, bytes]]:
 def test_a_trace_is_read_in_full_and_written_again_byte_for_byte(name: str) -> None:
     (sent, received) = traces(name)
     for keys, body in (sent, received):
-        records, unread = decode(body)
+        records, unread = decode_trace_records(body)
         assert unread == 0
-        assert encode(records) == body
-        assert set(keys.split()) == {word for one in records for word in search_words(one)}
-    (published,) = decode(sent[1])[0]
-    taken, finished = decode(received[1])[0]
-    assert isinstance(published, Published)
-    assert isinstance(taken, Taken)
-    assert isinstance(finished, Finished)
+        assert encode_trace_records(records) == body
+        assert set(keys.split()) == {word for one in records for word in search_keys(one)}
+    (published,) = decode_trace_records(sent[1])[0]
+    taken, finished = decode_trace_records(received[1])[0]
+    assert isinstance(published, SendTrace)
+    assert isinstance(taken, DeliveryTrace)
+    assert isinstance(finished, ConsumeTrace)
     assert published.message_id == taken.message_id == finished.message_id
     assert taken.request_id == finished.request_id
 
 
 def test_a_timeline_is_told_from_them() -> None:
-    records = [record for _, body in traces("java53-trace") for record in decode(body)[0]]
+    records = [
+        record for _, body in traces("java53-trace") for record in decode_trace_records(body)[0]
+    ]
     found = timeline("C000020279554E0E2F2A67B8BF0E0000", records, None)
     assert (found.topic, found.tags, found.keys) == ("T53_trace", "A", "key-trace-0")
     send, deliver = found.steps

@@ -16,7 +16,30 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "sluicemq"
 
 REWRITTEN: tuple[str, ...] = (
+    "acl",
+    "broker/__init__.py",
+    "broker/acting_master.py",
+    "broker/background.py",
+    "broker/documents.py",
+    "broker/group_commit.py",
+    "broker/metrics.py",
+    "broker/offsets.py",
+    "broker/otlp.py",
+    "broker/registration.py",
+    "broker/server.py",
+    "broker/settings.py",
+    "broker/state.py",
+    "broker/table.py",
+    "broker/topics.py",
+    "broker/trial.py",
     "client/admin",
+    "client/affinity.py",
+    "client/core",
+    "client/heartbeat_thread.py",
+    "client/idempotence.py",
+    "client/ledger.py",
+    "client/tasks.py",
+    "net",
     "operate",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""

@@ -86,8 +86,8 @@ async def test_what_falls_due_while_the_master_is_away_is_delivered_elsewhere_an
         await send(master, 2, f"TIMER_DELAY_MS\x01{DELAY_S * 1000:.0f}\x02")
         await send(master, 3, "TIMER_DELAY_MS\x0190000\x02")
         await until(lambda: slave.store.written_offset == master.store.written_offset)
-        assert isinstance(slave.side, SlaveSide)
-        acting = slave.side.acting
+        assert isinstance(slave.replication_side, SlaveSide)
+        acting = slave.replication_side.acting
         assert acting is not None
         assert acting.stand_in is None
         await cluster.stop("a-0")

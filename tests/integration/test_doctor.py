@@ -23,7 +23,7 @@ from sluicemq import Message, SendStatus
 from sluicemq.cli import main
 from sluicemq.client.admin.diagnose import server_rules
 from sluicemq.client.core.conversations import Call, Conversation
-from sluicemq.client.core.requests import fields_of, request
+from sluicemq.client.core.requests import header_fields, make_request
 from sluicemq.client.core.transactions import TransactionListener, TransactionState
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK, SystemClock
@@ -205,7 +205,7 @@ async def test_no_route_info_of_this_topic(mq: EmbeddedSluice, tmp_path: Path) -
     found = await examine(names, topic="ordres")
     assert found.cause
     assert found.cause.code == "topic-not-sent-to"
-    assert "Did you mean orders?" in found.cause.what
+    assert "Did you mean 'orders'?" in found.cause.what
     assert await cause(names, topic="orders", type="fifo") == "wrong-type"
     async with name_server(tmp_path) as empty:
         both = f"{names};127.0.0.1:{empty.port}"
@@ -429,11 +429,11 @@ async def test_retention_passes_a_group(tmp_path: Path) -> None:
                     os.utime(path, (time_s, time_s))
                 store = broker.store
                 while store.retention.removable_end() < store.written_offset:
-                    store._checkpoint_s = 0.0
+                    store._checkpoints._last_s = 0.0
                     store.tick()
                     await asyncio.to_thread(store.sync)
                 broker.core.cleaning._clean_s = broker.core.cleaning._survey_s = 0.0
-                await broker._take(broker.core.cleaning.run())
+                await broker._run_steps(broker.core.cleaning.run())
                 await becomes(wanted, names, topic="T", group="late")
             expired = await examine(names, message_id=sent[0].message_id)
             assert expired.cause
@@ -462,7 +462,7 @@ class Popper:
             poll_ms=1000,
         )  # fmt: skip
         answer = await self._ask(RequestCode.POP_MESSAGE, header)
-        fields, found = fields_of(answer), decode_records(answer.body) if answer.body else []
+        fields, found = header_fields(answer), decode_records(answer.body) if answer.body else []
         pop_ms, hidden_ms, revive = (
             int(fields[name]) for name in ("popTime", "invisibleTime", "reviveQid")
         )
@@ -482,7 +482,7 @@ class Popper:
 
     async def _ask(self, code: RequestCode, header: Any) -> Command:
         def talk(directory: object) -> Conversation[Command]:
-            return (yield Call(self._mq.servers.broker.address, request(code, header)))
+            return (yield Call(self._mq.servers.broker.address, make_request(code, header)))
 
         return await self._mq.admin.run(talk(self._mq.admin.directory))
 

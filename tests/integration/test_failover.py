@@ -189,7 +189,7 @@ async def test_a_replica_that_cannot_take_its_role_ends(
         await broker.close()
         raise StoreFullError("no space left.")
 
-    monkeypatch.setattr(Broker, "become", fail)
+    monkeypatch.setattr(Broker, "change_role", fail)
     node = Node(tmp_path, service, 1)
 
     async def serve() -> None:

@@ -74,10 +74,15 @@ def test_conversations_of_http2_in_memory_leave_nothing_behind() -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "planted", "found"),
     [
-        (Call, "_drop", lambda _call: None, "Error"),
-        (Http2Connection, "_send_stalled", lambda it: it.refuse("planted"), "Assertion"),
-        (Call, "lost", lambda call: call.connection._make(call.connection, 1, {}).lost(), "Error"),
-        (Stream, "close", lambda stream: setattr(stream, "is_over", True), "Assertion"),
+        (Call, "_drop_buffer", lambda _call: None, "Error"),
+        (Http2Connection, "_send_stalled", lambda it: it.close_with_reason("planted"), "Assertion"),
+        (
+            Call,
+            "cancelled",
+            lambda call: call.connection._make_stream(call.connection, 1, {}).cancelled(),
+            "Error",
+        ),
+        (Stream, "close", lambda stream: setattr(stream, "is_closed", True), "Assertion"),
     ],
 )
 def test_planted_bugs_of_http2_are_found(

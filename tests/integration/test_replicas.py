@@ -19,7 +19,7 @@ from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, NameServerConfig, StoreConfig
 from sluicemq.nameserver.server import NameServer
 from sluicemq.net.channel import dial
-from sluicemq.net.tls import broker_tls
+from sluicemq.net.tls import broker_client_tls
 from sluicemq.wire.frames import Command
 from waiting import limit, until
 
@@ -115,7 +115,7 @@ async def test_who_was_a_slave_in_between_hides_nothing_that_it_has_shown(tmp_pa
             async with running(broker("SYNC_MASTER", master)) as one:
                 assert (await call(one, 17, NEW_TOPIC)).code == 0
                 async with running(broker("SLAVE", slave)) as other:
-                    await until(lambda: bool(one.side.feeds.all))  # type: ignore[union-attr]
+                    await until(lambda: bool(one.replication_side.feeds.all))  # type: ignore[union-attr]
                     await until_sent(one, body)
                     await until(lambda: other.store.written_offset == one.store.written_offset)
                     shown = other.store.queue_offsets("T", 0)[1]
@@ -129,16 +129,16 @@ async def test_who_has_cut_its_log_is_whole_when_it_is_level_with_a_master(tmp_p
         # It hears of its master when it registers: at rest that would be too late.
         config = broker_config(names, broker_role="SLAVE", broker_id=1, register_period_ms=1000)
         async with running(Broker(config, store_config(tmp_path, "s"))) as slave:
-            assert isinstance(slave.side, SlaveSide)
-            assert slave.side.check_whole()
-            slave.side.cut()
+            assert isinstance(slave.replication_side, SlaveSide)
+            assert slave.replication_side.check_whole()
+            slave.replication_side.cut()
         async with running(Broker(config, store_config(tmp_path, "s"))) as slave:
-            assert isinstance(slave.side, SlaveSide)
-            assert not slave.side.check_whole(), "a restart knows it"
+            assert isinstance(slave.replication_side, SlaveSide)
+            assert not slave.replication_side.check_whole(), "a restart knows it"
             assert mark.exists()
             master = Broker(broker_config(names), store_config(tmp_path, "m"))
             async with running(master):
-                await until(slave.side.check_whole)
+                await until(slave.replication_side.check_whole)
             assert not mark.exists()
 
 
@@ -160,19 +160,19 @@ async def test_replicas_change_places_and_lose_nothing(tmp_path: Path) -> None:
         assert (await call(one, 17, NEW_TOPIC)).code == 0
         assert await sent(one, b"alone") == 0
         led = first._replace(address=one.address, ha_address=one.registration.ha_address)
-        await two.become(led)
+        await two.change_role(led)
         await until(lambda: bool(proposed))
         assert proposed == [frozenset({1, 2})]
-        one.decided(led._replace(in_sync=both))
+        one.update_term(led._replace(in_sync=both))
         assert await sent(one, b"together") == 0
         port = one.port
         one.depose("a switch")
         assert await sent(one, b"late") == 14
         second = Term(2, 2, "life-b", in_sync=both)
-        await two.become(second)
+        await two.change_role(second)
         assert two.registration.ha_port
         second = second._replace(address=two.address, ha_address=two.registration.ha_address)
-        await one.become(second)
+        await one.change_role(second)
         assert one.port == port
         await asyncio.wait_for(until_sent(two, b"after"), limit(10))
         await until(lambda: one.store.queue_offsets("T", 0) == two.store.queue_offsets("T", 0))
@@ -190,7 +190,7 @@ async def test_what_nobody_knows_to_be_confirmed_is_hidden(tmp_path: Path) -> No
     both = Term(2, 1, "life-b", in_sync={1: "disk-1", 2: "disk-2"})
     async with running(replica(tmp_path, 1, both)) as one:
         assert await bodies(one) == 0
-        one.decided(both._replace(in_sync=alone.in_sync))
+        one.update_term(both._replace(in_sync=alone.in_sync))
         await until(lambda: one.store.queue_offsets("T", 0) == (0, 1))
 
 
@@ -209,8 +209,8 @@ async def test_a_change_is_answered_when_the_slave_has_it(tmp_path: Path, is_sil
         slave_config = broker_config(names, broker_role="SLAVE", broker_id=1)
         slave = Broker(slave_config, store_config(tmp_path, "s"))
         async with running(master), running(slave):
-            assert isinstance(master.side, MasterSide)
-            mirror = master.side.state._mirror
+            assert isinstance(master.replication_side, MasterSide)
+            mirror = master.replication_side.state._mirror
             await until(lambda: mirror.number_of(1) == mirror.number)
             if is_silent:
                 await slave.close()
@@ -248,7 +248,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 
 async def securely(broker: Broker, code: int, fields: dict[str, object], body: bytes = b"") -> int:
     """The code of the answer."""
-    tls = broker_tls(broker.settings.broker)
+    tls = broker_client_tls(broker.settings.broker)
     channel = await dial(broker.address, tls=tls)
     try:
         texts = {name: str(value) for name, value in fields.items()}
@@ -303,16 +303,16 @@ async def test_replicas_change_places_over_tls(tmp_path: Path, secured: dict[str
     async with running(one), running(two):
         assert await securely(one, 17, NEW_TOPIC) == 0
         led = first._replace(address=one.address, ha_address=one.registration.ha_address)
-        await two.become(led)
+        await two.change_role(led)
         await until(lambda: bool(proposed))
-        one.decided(led._replace(in_sync=both))
+        one.update_term(led._replace(in_sync=both))
         assert await securely(one, 310, send_fields(), b"together") == 0
         assert not await is_served_plainly(one.registration.ha_address)
         one.depose("a switch")
         second = Term(2, 2, "life-b", in_sync=both)
-        await two.become(second)
+        await two.change_role(second)
         second = second._replace(address=two.address, ha_address=two.registration.ha_address)
-        await one.become(second)
+        await one.change_role(second)
 
         async def is_sent() -> bool:
             return await securely(two, 310, send_fields(), b"after") == 0

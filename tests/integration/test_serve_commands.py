@@ -135,8 +135,8 @@ def test_a_broker_registers_with_the_name_servers_it_is_given(
     process.terminate()
     _, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert process.returncode == 0
-    assert "brokerNam is not a known key and is ignored. Did you mean brokerName?" in errors
-    assert f"Clients are told {host}:{port}" in errors
+    assert "brokerNam is not a known key and is ignored. Did you mean 'brokerName'?" in errors
+    assert f"Advertising {host}:{port} to clients" in errors
 
 
 def test_a_port_in_use_is_one_sentence_with_its_cure_and_exit_code_1(
@@ -306,7 +306,7 @@ def test_the_settings_of_a_proxy_that_are_no_json_are_refused(
     process = processes.start("proxy", "-c", str(settings))
     _, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert process.returncode == 1
-    assert "no JSON" in errors
+    assert "not valid JSON" in errors
     assert "Traceback" not in errors
 
 

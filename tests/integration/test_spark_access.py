@@ -24,7 +24,7 @@ from sluicemq.model.message import Message
 from sluicemq.pipelines.file import parse_pipeline
 from sluicemq.pipelines.run import run
 from sluicemq.spark import errors
-from sluicemq.spark.sources.stream import stream_reader
+from sluicemq.spark.sources.stream import create_stream_reader
 from waiting import limit
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +128,7 @@ def test_what_is_denied_is_said_in_the_first_line(
         read(given)
     assert why in str(caught.value).splitlines()[0]
     assert errors.os.environ[errors.HIDE_TRACEBACK] == "1", "the text comes first, no traceback"
-    stream = stream_reader(given, DefaultSource(given).schema())
+    stream = create_stream_reader(given, DefaultSource(given).schema())
     with pytest.raises(SluiceError, match=why):
         stream.initialOffset()
     stream.stop()

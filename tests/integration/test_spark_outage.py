@@ -31,11 +31,11 @@ from sluicemq.errors import ClientError, ConnectionLostError, RequestError, Rout
 from sluicemq.spark import errors as outage
 from sluicemq.spark import senders as sink_send
 from sluicemq.spark import source as sink
-from sluicemq.spark.errors import ride_out
+from sluicemq.spark.bad_rows import BadRowHandler
+from sluicemq.spark.errors import retry_during_outage
 from sluicemq.spark.options import WRITE, parse_options
-from sluicemq.spark.schema import declared_columns, struct_type
-from sluicemq.spark.senders import RowSorter
-from sluicemq.spark.sources.stream import stream_reader
+from sluicemq.spark.schema import declared_columns, to_spark_schema
+from sluicemq.spark.sources.stream import create_stream_reader
 from thorough import seeds
 from waiting import limit, slowness
 
@@ -134,13 +134,15 @@ def sinks(site: Site, topic: str) -> Callable[[int], None]:
         direct = sink.StreamSink(plain, schema, overwrite=False)
         direct.commit([direct.write(iter([batch]))], epoch)
         staged = sink.StreamSink(exact, schema, overwrite=False)
-        with sink_send.producer_of(exact) as producer:
-            task = sink_send.Task("outage", epoch, 0, 0)
+        with sink_send.create_producer(exact) as producer:
+            task = sink_send.TaskAttempt("outage", epoch, 0, 0)
             sender = sink_send.StagingSender(producer, 16, task, staged.brokers)
-            sorter = RowSorter(staged.roles, f"{topic}-exact", "fail", sender)
-            sink_send.send_all(sorter.rows(iter([batch])), sender)
-        ranges = sender.staged.ranges
-        done = sink.Sent(ROWS, sorter.bad, task.query, epoch, (f"{topic}-exact",), ranges)
+            sorter = BadRowHandler(staged.roles, f"{topic}-exact", "fail", sender)
+            sink_send.send_all(sorter.prepare_rows(iter([batch])), sender)
+        ranges = sender.staged_ranges.ranges
+        done = sink.SinkCommitMessage(
+            ROWS, sorter.bad_count, task.query_id, epoch, (f"{topic}-exact",), ranges
+        )
         staged.commit([done], epoch)
 
     return write
@@ -155,9 +157,11 @@ class Stream:
             "startingOffsets": "earliest", "maxOffsetsPerTrigger": "60", "group": "readers",
             "timeoutMs": str(round(30_000 * slowness())),
         }  # fmt: skip
-        self.reader = stream_reader(options, struct_type(declared_columns(parse_options(options))))
+        self.reader = create_stream_reader(
+            options, to_spark_schema(declared_columns(parse_options(options)))
+        )
         self.at: dict[str, Any] = json.loads(
-            json.dumps(ride_out(self.reader.initialOffset, timeout_s))
+            json.dumps(retry_during_outage(self.reader.initialOffset, timeout_s))
         )
         self.rows: list[int] = []
 
@@ -210,7 +214,7 @@ def test_an_outage_ends_with_its_own_error_when_it_lasts_too_long() -> None:
         raise ConnectionLostError("away")
 
     with pytest.raises(ConnectionLostError, match="away"):
-        ride_out(fail, 0.5)
+        retry_during_outage(fail, 0.5)
     assert len(tries) == 3  # after 0.1 and 0.2 s; another 0.4 would be too late
 
 
@@ -221,7 +225,7 @@ def test_what_another_try_cannot_mend_is_raised_at_once(error: ClientError) -> N
 
     began = time.monotonic()
     with pytest.raises(type(error)):
-        ride_out(fail, 60)
+        retry_during_outage(fail, 60)
     assert time.monotonic() - began < outage.PAUSE_FIRST_S
 
 

@@ -27,8 +27,8 @@ pytest.importorskip("pyspark")
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
-from sluicemq.spark.schema import declared_columns, struct_type
-from sluicemq.spark.sources.stream import stream_reader
+from sluicemq.spark.schema import declared_columns, to_spark_schema
+from sluicemq.spark.sources.stream import create_stream_reader
 from thorough import seeds
 from waiting import limit
 
@@ -88,7 +88,7 @@ class World:
         self.queues += 1
         for name in self.names:
             self.admin.create_topic(name, queues=self.queues)
-            self.producer.routes.forget(name)
+            self.producer.routes.expire(name)
 
     def close(self) -> None:
         self.admin.close()
@@ -108,8 +108,8 @@ class Engine:
 
     def start(self) -> None:
         """A new driver with a new reader; what is not in the checkpoint is forgotten."""
-        schema = struct_type(declared_columns_of(self.options))
-        self.reader = stream_reader(self.options, schema)
+        schema = to_spark_schema(declared_columns_of(self.options))
+        self.reader = create_stream_reader(self.options, schema)
         self.initial: dict[str, Any] | None = None
         batch = max(self.offsets, default=-1)
         if batch >= 0 and batch not in self.commits:

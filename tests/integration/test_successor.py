@@ -56,7 +56,7 @@ async def test_a_send_that_meets_the_failover_is_stored_by_the_successor(
     assert mq.clock.monotonic_s() - began_s < AWAY_S + 1
     assert before.queue.broker == results[0].queue.broker
     address = await over
-    assert mq.cluster.routes.masters["t"] == {"broker-a": address}
+    assert mq.cluster.routes.master_addresses["t"] == {"broker-a": address}
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])

@@ -78,11 +78,11 @@ def test_the_marker_says_how_the_cluster_is(run) -> None:
     source = """
         import pytest
         from sluicemq.errors import ConfigurationError
-        from sluicemq.net.network import SOCKETS
+        from sluicemq.net.network import SOCKET_NETWORK
 
         @pytest.mark.sluicemq(clock=None, tcp=True, settings={"brokerClusterName": "mine"})
         async def test_it(sluicemq):
-            assert sluicemq.servers.network is SOCKETS
+            assert sluicemq.servers.network is SOCKET_NETWORK
             assert sluicemq.servers.broker.settings.broker.cluster_name == "mine"
             with pytest.raises(ConfigurationError, match="real time"):
                 sluicemq.clock

@@ -20,17 +20,17 @@ from simulation.popping import Held, Popper
 from simulation.pops import POP, ack, handles, pop_fields
 from simulation.small_wheel import make_wheel_small
 from simulation.stepped import SMALL, SteppedBroker, SteppedClient, send_fields
-from sluicemq.broker.topics import SCHEDULE_TOPIC
 from sluicemq.filter.subscriptions import TagFilter, compile_sql92, subscribe
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92, TAG
+from sluicemq.model.system_names import SCHEDULE_TOPIC, STAGING_TOPIC
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records, encode_batch
 from sluicemq.store.columns import blocks, scan
 from sluicemq.store.columns import file as columns_file
 from sluicemq.wire import bodies as wire_bodies
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
-from sluicemq.wire.staging import STAGING_TOPIC, Owner, Stage, StagedRange, encode_staged_ranges
+from sluicemq.wire.staging import Owner, Stage, StagedRange, encode_staged_ranges
 
 CONFIG: Final = dataclasses.replace(
     SMALL, commit_log_file_bytes=1 << 15, consume_queue_file_bytes=4000, index_slots=50,
@@ -167,8 +167,10 @@ class Workload:
             self.delayed.add(self.send(client, "D", DELAY=level)[0])
         if has_state:
             self.cancelled.add(self.send(client, "D", DELAY=5)[0])
-            broker.core.delayed.levels.cancel(4, broker.store.end_offset(SCHEDULE_TOPIC, 4) - 1)
-            self.reset_to = broker.store.end_offset("T", 1) - 5
+            broker.core.delayed.levels.cancel(
+                4, broker.store.committed_offset(SCHEDULE_TOPIC, 4) - 1
+            )
+            self.reset_to = broker.store.committed_offset("T", 1) - 5
             broker.core.offsets.reset("GR", "T", 1, self.reset_to)
         self._pop(broker, client)
         self._pop_in_order(broker, client)
@@ -360,7 +362,7 @@ class Workload:
         progress = broker.core.offsets.committed("G", "T", 0)
         if progress > self.progress:
             wrong.append(f"1 offset of G: {progress} instead of {self.progress}")
-        told = broker.core.offsets.resets.tell("GR", "T", 1, 10_000) or self.reset_to
+        told = broker.core.offsets.resets.redirect("GR", "T", 1, 10_000) or self.reset_to
         if told > self.reset_to:
             wrong.append(f"GR is reset to {told} instead of {self.reset_to}")
         shared, consumers = self.consumers(broker)

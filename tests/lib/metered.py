@@ -84,18 +84,20 @@ class MeteredBroker(SteppedBroker):
         self.pieces = Pieces()
         data, peer, answers = encode(command), self._client.peer, FrameReader()
         written: list[bytes] = []
-        peer._carrier.write = written.append  # type: ignore[method-assign]
+        peer._transport.write = written.append  # type: ignore[method-assign]
         gc.disable()
         try:
-            shares = self.core.shares
-            used, found = self._timed(lambda: self.dispatcher.feed(data, peer, shares))
+            shares = self.core.scheduler
+            used, found = self._timed(lambda: self.dispatcher.handle_frames(data, peer, shares))
             while used < len(data) or self._soon or self._jobs:
                 for run in [self._soon.popleft() for _ in range(len(self._soon))]:
                     self._timed(run)
                 while self._jobs:
                     self._jobs.pop(0)()
                 if used < len(data):
-                    used, found = self._timed(lambda: self.dispatcher.feed(data, peer, shares))
+                    used, found = self._timed(
+                        lambda: self.dispatcher.handle_frames(data, peer, shares)
+                    )
         except ProtocolError:  # a server closes the connection
             return self.pieces, None
         finally:

@@ -18,7 +18,7 @@ from sluicemq.config.proxying import ProxyLimits
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.grpc import CallError, StatusCode
-from sluicemq.net.limits import NOBODY_WAITS
+from sluicemq.net.limits import NULL_SCHEDULER
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.clients import CLIENT_ID
 from sluicemq.proxy.cluster import ClusterBackend
@@ -56,10 +56,10 @@ class FakeCall:
         self.headers = headers
         self.remaining_s = timeout_s
         self.age_s = 0.0
-        self.is_half = False
+        self.is_half_closed = False
         self.on_message: Callable[[bytes, Any], bytes | None]
-        self.on_half: Callable[[], None] | None = None
-        self.on_lost: Callable[[], None] | None = None
+        self.on_half_close: Callable[[], None] | None = None
+        self.on_cancelled: Callable[[], None] | None = None
         self.answers: list[Any] = []
         self.ended: asyncio.Future[tuple[StatusCode, str]] = (
             asyncio.get_running_loop().create_future()
@@ -68,7 +68,7 @@ class FakeCall:
         self._response = response
 
     @property
-    def is_over(self) -> bool:
+    def is_closed(self) -> bool:
         return self.ended.done()
 
     def reply(self, message: bytes) -> None:
@@ -76,7 +76,7 @@ class FakeCall:
         self.end()
 
     def send(self, message: bytes) -> None:
-        if not self.is_over:
+        if not self.is_closed:
             self.answers.append(self._response.FromString(message))
             self.arrived.set()
 
@@ -86,22 +86,22 @@ class FakeCall:
         self.end()
 
     def end(self, code: StatusCode = StatusCode.OK, text: str = "") -> None:
-        if not self.is_over:
+        if not self.is_closed:
             self.ended.set_result((code, text))
             self.arrived.set()
 
-    def half(self) -> None:
+    def half_close(self) -> None:
         """The client has said all."""
-        self.is_half = True
-        if self.on_half is not None and not self.is_over:
-            self.on_half()
+        self.is_half_closed = True
+        if self.on_half_close is not None and not self.is_closed:
+            self.on_half_close()
 
     def lose(self) -> None:
         """The client gives up."""
-        if not self.is_over:
+        if not self.is_closed:
             self.end(StatusCode.CANCELLED)
-            if self.on_lost is not None:
-                self.on_lost()
+            if self.on_cancelled is not None:
+                self.on_cancelled()
 
 
 class Speaker:
@@ -202,7 +202,7 @@ async def proxied_cluster(
             for _ in range(proxies)
         ]
         try:
-            yield [Proxied(mq, Proxy(backend, None, NOBODY_WAITS)) for backend in backends]
+            yield [Proxied(mq, Proxy(backend, None, NULL_SCHEDULER)) for backend in backends]
         finally:
             for backend in backends:
                 await backend.close()

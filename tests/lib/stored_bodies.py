@@ -10,7 +10,7 @@ import zlib
 from typing import Final, NamedTuple
 
 from sluicemq import Sluice
-from sluicemq.client.core.messages import Outgoing
+from sluicemq.client.core.messages import OutgoingMessage
 from sluicemq.client.core.sending import Sender
 from sluicemq.model.bodies import COMPRESSED, compress
 
@@ -72,6 +72,6 @@ async def send_stored(
     """Send a body as it shall be stored to a queue of the topic, whatever it is."""
     own = {"UNIQ_KEY": message_id, **properties}
     text = "".join(f"{name}\x01{value}\x02" for name, value in own.items())
-    outgoing = Outgoing(topic, stored.raw, text, message_id, stored.sys_flag, 0, True)
+    outgoing = OutgoingMessage(topic, stored.raw, text, message_id, stored.sys_flag, 0, True)
     sender = Sender(mq.cluster.directory, "P", str)
-    await mq.cluster.run(sender.send(outgoing, (await mq.queues(topic))[queue]))
+    await mq.cluster.run(sender.send_outgoing(outgoing, (await mq.queues(topic))[queue]))

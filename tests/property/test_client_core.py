@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluicemq.client.core.consuming import InFlight
-from sluicemq.client.core.messages import Outgoing, prepare, split
-from sluicemq.client.core.sending import QueueChooser, avoid_s
+from sluicemq.client.core.messages import OutgoingMessage, make_outgoing, split_batch
+from sluicemq.client.core.sending import QueueChooser, avoidance_s
 from sluicemq.model.message import Message
 from sluicemq.model.properties import REFUSED_PROPERTIES
 from sluicemq.model.topic import MessageQueue, allocate_average
@@ -54,8 +54,10 @@ def test_the_committable_offset_never_passes_an_unacknowledged_message(gaps, dat
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 3000), max_size=40), st.integers(100, 5000))
 def test_a_batch_is_split_without_loss_in_order_and_within_the_limit(sizes, limit):
-    parts = [Outgoing("t", bytes(size), "", str(n), 0, 0, True) for n, size in enumerate(sizes)]
-    runs = list(split(parts, limit))
+    parts = [
+        OutgoingMessage("t", bytes(size), "", str(n), 0, 0, True) for n, size in enumerate(sizes)
+    ]
+    runs = list(split_batch(parts, limit))
     assert [part for run in runs for part in run] == parts
     for run in runs:
         assert len(run) == 1 or sum(22 + len(part.body) for part in run) <= limit
@@ -64,7 +66,7 @@ def test_a_batch_is_split_without_loss_in_order_and_within_the_limit(sizes, limi
 @settings(max_examples=100, deadline=None)
 @given(properties)
 def test_properties_read_back_as_they_were_given(given_properties):
-    outgoing = prepare(Message("t", b"x", properties=given_properties), "ID")
+    outgoing = make_outgoing(Message("t", b"x", properties=given_properties), "ID")
     read = decode_properties(outgoing.properties.encode())
     assert {"UNIQ_KEY": "ID", "WAIT": "true", **given_properties} == read
 
@@ -81,8 +83,8 @@ def test_the_chooser_always_chooses_and_avoids_a_failed_broker_when_another_is_w
     chooser, now_s = QueueChooser(), 0.0
     avoided_until_s: dict[str, float] = {}
     for broker, latency_s in events:
-        chooser.answered(broker, latency_s, now_s)
-        avoided_until_s[broker] = now_s + avoid_s(latency_s)
+        chooser.record_latency(broker, latency_s, now_s)
+        avoided_until_s[broker] = now_s + avoidance_s(latency_s)
         now_s += 0.1
         chosen = chooser.choose(queues, now_s)
         assert chosen in queues

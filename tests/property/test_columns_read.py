@@ -21,7 +21,7 @@ from sluicemq.record.codec import encode_properties
 from sluicemq.store.columns import blocks as columns_blocks
 from sluicemq.store.columns import file as columns_file
 from sluicemq.store.columns import scan as columns_scan
-from sluicemq.store.gather import Reach
+from sluicemq.store.gather import SpanLimit
 from sluicemq.store.queues import UNIT
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles
@@ -159,12 +159,15 @@ def test_a_read_by_columns_is_the_read_by_records(
                 reach = None
                 if consumed is not None:
                     patient = world.rng.random() < 0.5
-                    reach = Reach(consumed, world.rng.choice([3, 2000]), is_patient=patient)
+                    reach = SpanLimit(consumed, world.rng.choice([3, 2000]), is_patient=patient)
                 ours = world.store.reader.read("T", queue_id, *limits, fast, None, reach)
                 theirs = world.store.reader.read("T", queue_id, *limits, slow, None, reach)
                 ours.data = [memoryview(b"".join(ours.data))]
                 theirs.data = [memoryview(b"".join(theirs.data))]
-                is_sure, ours.is_sure = ours.is_sure, False  # it is of columns alone
+                is_sure, ours.is_filter_reliable = (
+                    ours.is_filter_reliable,
+                    False,
+                )  # it is of columns alone
                 assert ours == theirs, (offset, queue_id)
                 for at in range(offset, ours.next_offset if is_sure else offset):
                     assert not fails(world.store, queue_id, at, fast), (at, queue_id)

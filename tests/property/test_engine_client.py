@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from sluicemq import engine
 from sluicemq.client.core import messages
-from sluicemq.client.core.messages import Outgoing, SendRequest, send_start
-from sluicemq.client.core.requests import send_results
+from sluicemq.client.core.messages import OutgoingMessage, SendRequest, encode_send_start
+from sluicemq.client.core.requests import parse_send_response
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.model.bodies import COMPRESSED
 from sluicemq.model.message import StoredMessage
@@ -54,7 +54,7 @@ LONE = "\ud800"
 def test_a_plain_send_is_the_frame_that_the_general_way_writes(
     properties: str, body: bytes, group: str, broker: str, born_ms: int, opaque: int, flag: int
 ) -> None:
-    outgoing = Outgoing("T", body, properties, "ID", 0, 0, True)
+    outgoing = OutgoingMessage("T", body, properties, "ID", 0, 0, True)
     request = SendRequest(group, QUEUE._replace(broker=broker), outgoing, born_ms, flag)
     request.opaque = opaque
     written = encode_start(request)
@@ -68,18 +68,18 @@ def test_a_plain_send_is_the_frame_that_the_general_way_writes(
 def test_the_compiled_start_is_that_of_the_reference(
     properties: str, born_ms: int, opaque: int
 ) -> None:
-    around = messages._around("g", QUEUE, 0)
+    around = messages._make_frame_template("g", QUEUE, 0)
     found = engine.client.start(around, born_ms, properties, opaque, 99)
-    assert found in (None, send_start(around, born_ms, properties, opaque, 99))
+    assert found in (None, encode_send_start(around, born_ms, properties, opaque, 99))
     if not set(properties) & {*map(chr, range(32)), '"', "\\", LONE} - {"\x01", "\x02"}:
         assert found is not None
 
 
 @pytest.mark.parametrize(
-    "start", [send_start, pytest.param(getattr(engine.client, "start", None), marks=native)]
+    "start", [encode_send_start, pytest.param(getattr(engine.client, "start", None), marks=native)]
 )
 def test_a_frame_above_the_limit_is_left_to_the_general_way(start: Any) -> None:
-    assert start(messages._around("g", QUEUE, 0), 1, "", 1, 1 << 24) is None
+    assert start(messages._make_frame_template("g", QUEUE, 0), 1, "", 1, 1 << 24) is None
 
 
 # ---------------------------------------------------------------------------------------- answers
@@ -139,7 +139,7 @@ def framed(header: bytes, body: bytes = b"") -> bytes:
 
 def outcome(answer: Any) -> object:
     try:
-        return send_results(answer, QUEUE, ("ID",), "a:1")
+        return parse_send_response(answer, QUEUE, ("ID",), "a:1")
     except (RequestError, ProtocolError, ValueError) as error:
         return type(error), str(error)
 

@@ -126,7 +126,7 @@ class Side:
             TopicConfig("T", 4, 4), TopicConfig("ordered", 4, 4, order=True)
         )
         if not is_compiled:
-            self.broker.dispatcher.run = None
+            self.broker.dispatcher.run_engine = None
             self.broker.core.pull.compiled = None
             self.broker.core.send.compiled = None
         self.client = self.connect()
@@ -229,7 +229,7 @@ class Reading:
         self.broker = SteppedBroker(files=self.files)
         self.broker.core.topics.put(TopicConfig("T", 2, 2))
         if not self.is_compiled:
-            self.broker.dispatcher.run = self.broker.core.pull.compiled = None
+            self.broker.dispatcher.run_engine = self.broker.core.pull.compiled = None
         self.clients = [self.broker.connect() for _ in range(2)]
 
     def ask(self, client: int, code: int, fields: dict[str, Any], body: bytes = b"") -> None:
@@ -267,10 +267,21 @@ class Reading:
     def state(self) -> list[Any]:
         core = self.broker.core
         given = {
-            key: (one.messages_out, one.bytes_out, one.filtered, sorted(one.pulled.items()))
+            key: (
+                one.messages_out,
+                one.bytes_out,
+                one.filtered_count,
+                sorted(one.fetched_offsets.items()),
+            )
             for key, one in core.delivered.items()
         }
-        return [self.answers, given, core.offsets.table, core.pull.found, core.pull.missed]
+        return [
+            self.answers,
+            given,
+            core.offsets.table,
+            core.pull.found_count,
+            core.pull.missed_count,
+        ]
 
 
 PULLS = st.fixed_dictionaries({
@@ -342,9 +353,9 @@ def test_the_compiled_engine_takes_pulls_through_columns() -> None:
         fields = pull_fields(offset=offset, sysFlag=0)
         texts = {name: str(value) for name, value in fields.items()}
         command = Command(11, texts, b"", offset + 1)
-        run = side.broker.dispatcher.run
+        run = side.broker.dispatcher.run_engine
         assert run is not None
-        if run(encode(command), 0, side.clients[0].peer, side.broker.dispatcher.shares):
+        if run(encode(command), 0, side.clients[0].peer, side.broker.dispatcher.scheduler):
             taken += 1
         else:
             side.clients[0].feed(command)
@@ -362,9 +373,9 @@ def test_the_compiled_engine_takes_repeated_pulls() -> None:
             texts = {name: str(value) for name, value in fields.items()}
             command = Command(11, texts, b"", begin + 1)
             frame = encode(command)
-            run = side.broker.dispatcher.run
+            run = side.broker.dispatcher.run_engine
             assert run is not None
-            used = run(frame, 0, side.clients[0].peer, side.broker.dispatcher.shares)
+            used = run(frame, 0, side.clients[0].peer, side.broker.dispatcher.scheduler)
             assert used == (len(frame) if begin else 0)
             if not begin:
                 side.clients[0].feed(command)

@@ -21,7 +21,7 @@ from sluicemq.broker.replication.follower import Follower
 from sluicemq.broker.settings import Settings
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.model.ids import Host
-from sluicemq.net.work.background import in_place
+from sluicemq.net.work.background import offload_inline
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
@@ -96,8 +96,8 @@ class Replica:
 
     def log(self) -> bytes:
         store = self.store
-        data, at = b"", store.offset_min
-        while piece := store.raw(at, 4096):
+        data, at = b"", store.log_start
+        while piece := store.view_log(at, 4096):
             data, at = data + bytes(piece), at + len(piece)
         return data
 
@@ -117,7 +117,7 @@ class World:
                 replica.stop(None)
         self.master, self.gate, self.epoch = self.replicas[number], Gate(), self.epoch + 1
         store = self.master.store
-        self.master.epochs.reign(self.epoch, store.offset_min, store.written_offset)
+        self.master.epochs.reign(self.epoch, store.log_start, store.written_offset)
 
     def connect(self, number: int) -> None:
         replica, master = self.replicas[number], self.master
@@ -125,12 +125,12 @@ class World:
             return
         if replica.follower is None:
             replica.follower = Follower(
-                replica.store, replica.store.following(), replica.epochs, self.settings,
+                replica.store, replica.store.start_following(), replica.epochs, self.settings,
                 replica.clock,
             )  # fmt: skip
             replica.follower.is_unclean = True
         else:
-            replica.follower.lost()
+            replica.follower.connection_lost()
         here, there = Wire(), Wire()
         self.ends: dict[int, tuple[Wire, Wire]] = {
             **getattr(self, "ends", {}),
@@ -139,7 +139,7 @@ class World:
         stream: Any = there
         replica.feed = Feed(
             stream, master.store, self.gate, master.epochs, self.settings, master.clock,
-            call_soon=lambda run: None, offload=in_place,
+            call_soon=lambda run: None, offload=offload_inline,
         )  # fmt: skip
         dialled: Any = here
         replica.follower.connected(dialled)
@@ -165,9 +165,9 @@ class World:
         to_master, to_slave = bytes(here.written[:up]), bytes(there.written[:down])
         del here.written[:up], there.written[:down]
         if to_master:
-            replica.feed.received(to_master)
+            replica.feed.data_received(to_master)
         if to_slave:
-            replica.follower.received(to_slave)
+            replica.follower.data_received(to_slave)
         assert not here.closed, replica.follower.fault
         replica.feed.grown()
         return bool(to_master or to_slave)
@@ -210,7 +210,7 @@ def agree(world: World) -> None:
         while world.deliver(replica.number, 1 << 30, 1 << 30):
             pass
         assert replica.log() == master.log()
-        assert replica.store.offset_min == master.store.offset_min
+        assert replica.store.log_start == master.store.log_start
         assert replica.store.queue_offsets("T", 0) == master.store.queue_offsets("T", 0)
         shared = [epoch for epoch in master.epochs.entries if epoch in replica.epochs.entries]
         assert list(replica.epochs.entries) == shared

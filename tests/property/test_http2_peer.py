@@ -69,14 +69,14 @@ def test_of_a_changed_block_both_make_the_same(
 
 
 class Talk:
-    """A client of h2 that does anything that it may, with a connection of ours in memory."""
+    """A client of the h2 library that does everything it may, on a connection in memory."""
 
     def __init__(self, rng: Random) -> None:
         from h2.config import H2Configuration
         from h2.connection import H2Connection
 
         self.rng, self.world, self.wire = rng, World(), Wire()
-        found = self.world.server._accepted()
+        found = self.world.server._new_connection()
         assert isinstance(found, Http2Connection)
         self.connection = found
         self.connection.connection_made(self.wire)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import pytest
 
 from simulation.pops import POP, numbers, pop_fields
 from simulation.stepped import SteppedBroker, pull_fields, send_fields
-from sluicemq.broker.background import Slice
+from sluicemq.broker.background import TimeSlice
 from sluicemq.errors import SluiceError
 from sluicemq.model.ids import Host, encode_host, offset_message_id, parse_host
 from sluicemq.model.topic import TopicConfig
@@ -215,11 +215,11 @@ def test_numbers_of_properties(name: str, broker: SteppedBroker) -> None:
             310, send_fields(properties=f"UNIQ_KEY\x01A\x02{name}\x01{number}\x02")
         )
         assert answer.code in (0, 1, 13, 23)
-        broker.core.delayed.timers.prepare(Slice(broker.core.steady, 1.0, 1000))
+        broker.core.delayed.timers.prepare(TimeSlice(broker.core.steady_clock, 1.0, 1000))
         broker.run(0.2, 0.1)
-    assert not broker.core.jobs.failures
+    assert not broker.core.supervisor.failures
     broker.run(3.0)
-    assert not broker.core.jobs.failures
+    assert not broker.core.supervisor.failures
 
 
 def test_the_count_of_redeliveries_stays_at_its_limit(broker: SteppedBroker) -> None:

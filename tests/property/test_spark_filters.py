@@ -25,9 +25,9 @@ from pyspark.sql.datasource import (
 
 from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.model.subscription import SQL92
-from sluicemq.spark.filters import FilterPushdown, subscription_of
+from sluicemq.spark.filters import FilterPushdown, build_subscription
 from sluicemq.spark.schema import Column
-from sluicemq.spark.sources.reader import typed_column
+from sluicemq.spark.sources.conversion import convert_property_column
 
 KINDS = ("string", "int", "bigint", "double", "boolean")
 COLUMNS = [Column(f"c_{kind}", f"p_{kind}", kind) for kind in KINDS]
@@ -104,7 +104,7 @@ def typed_row(properties: dict[str, str]) -> dict[str, Any]:
     row = {}
     for column in COLUMNS:
         texts = pa.array([properties.get(column.property_name or "")], pa.string())
-        row[column.name] = typed_column(texts, column.kind, "p")[0][0].as_py()
+        row[column.name] = convert_property_column(texts, column.type_name, "p")[0][0].as_py()
     return row
 
 
@@ -121,9 +121,9 @@ def test_kept_predicates_mean_the_same_at_the_broker(
     asked: list[Filter], messages: list[dict[str, str | None]]
 ) -> None:
     pushdown = FilterPushdown(COLUMNS)
-    rest = pushdown.take_all(asked)
+    rest = pushdown.push_all(asked)
     kept = [one for one in asked if not any(one is other for other in rest)]
-    found = subscription_of("t", None, None, pushdown.pushed)
+    found = build_subscription("t", None, None, pushdown.pushed)
     assert found is not None
     subscription, tags = found
     assert tags is None

@@ -98,7 +98,7 @@ def test_any_cut_of_a_recorded_stream_calls_the_same_handlers(
         for part in parts:
             data = pieces.add(part)
             while data:
-                used, answer = dispatcher.feed(data, peer)
+                used, answer = dispatcher.handle_frames(data, peer)
                 answers += answer
                 data = pieces.keep(data[used:]) if used < len(data) else None
         return seen, answers
@@ -156,7 +156,7 @@ def test_damaged_streams_raise_nothing_but_protocol_errors(data: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         FrameReader().feed(data)
     with contextlib.suppress(ProtocolError):
-        Dispatcher({}).feed(data, make_peer())
+        Dispatcher({}).handle_frames(data, make_peer())
 
 
 @EXAMPLES

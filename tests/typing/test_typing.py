@@ -113,7 +113,7 @@ def test_what_the_package_exports_has_its_types_written_down(project) -> None:
     """An inferred type may be another one in another checker."""
     exported = {
         f"{home}.{name}"
-        for home, names in sluicemq._PLACES.items()
+        for home, names in sluicemq._EXPORTS_BY_MODULE.items()
         for name in names
         if isinstance(getattr(sluicemq, name), type)
     }

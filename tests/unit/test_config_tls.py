@@ -17,7 +17,7 @@ from sluicemq.config import (
 from sluicemq.config.keys import Part, TlsConfig
 from sluicemq.config.load import key_files
 from sluicemq.errors import ConfigurationError
-from sluicemq.net.tls import Tls, broker_tls, preset, tls_of_environment
+from sluicemq.net.tls import Tls, broker_client_tls, default_tls, tls_from_environment
 
 FILE = """\
 tls.test.mode.enable=false
@@ -79,7 +79,7 @@ def test_the_options_of_a_java_start_script_count() -> None:
     environment = {"JAVA_OPT": "-server -Dtls.server.mode=enforcing -Dtls.enable=true -Xmx1g"}
     broker, _, warnings = load_broker_config("", environment=environment)
     assert (broker.tls_mode, broker.tls_dials) == ("enforcing", "true")
-    assert "nobody can verify" in warnings[0]
+    assert "clients cannot verify" in warnings[0]
     names, _ = load_name_server_config("", environment=environment)
     assert names.tls_mode == "enforcing"
 
@@ -87,8 +87,8 @@ def test_the_options_of_a_java_start_script_count() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("tls.server.authClient=true", "Set it to require"),
-        ("tls.server.mode=enforcing", "nobody can verify"),
+        ("tls.server.authClient=true", "Set that to require"),
+        ("tls.server.mode=enforcing", "clients cannot verify"),
         ("tls.client.trustCertPath=/ca.pem", "are not verified"),
     ],
 )
@@ -98,7 +98,7 @@ def test_what_is_less_safe_than_it_looks_is_a_warning(text: str, says: str) -> N
 
 def test_a_broker_dials_with_tls_when_it_enforces_it_or_is_told_to() -> None:
     def dials(text: str) -> Tls | None:
-        return broker_tls(load_broker_config(text, environment={})[0])
+        return broker_client_tls(load_broker_config(text, environment={})[0])
 
     assert dials("") is None
     assert dials("tls.server.mode=enforcing") == Tls(verify=False)
@@ -138,7 +138,7 @@ def test_passwords_are_shown_to_nobody() -> None:
     text = FILE + "tls.client.keyPassword=1234\n"
     broker, store, _ = load_broker_config(text, environment={})
     configs = {Part.BROKER: broker, Part.STORE: store}
-    shown = settings_text(configs, configs) + repr(broker) + repr(broker_tls(broker))
+    shown = settings_text(configs, configs) + repr(broker) + repr(broker_client_tls(broker))
     shown += repr(Tls(certificate="c", key_password="1234"))
     assert "1234" not in shown
 
@@ -157,29 +157,29 @@ def test_passwords_are_shown_to_nobody() -> None:
     ],
 )
 def test_the_environment(environment: dict[str, str], tls: Tls | None) -> None:
-    assert tls_of_environment(environment) == tls
+    assert tls_from_environment(environment) == tls
 
 
 @pytest.mark.parametrize("environment", [{"SLUICE_TLS": "maybe"}, {"SLUICE_TLS_VERIFY": "perhaps"}])
 def test_a_wrong_word_in_the_environment_is_an_error(environment: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(environment))):
-        tls_of_environment({"SLUICE_TLS_CA": "/ca"} | environment)
+        tls_from_environment({"SLUICE_TLS_CA": "/ca"} | environment)
 
 
 def test_what_tls_may_be_given_as(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SLUICE_TLS", raising=False)
-    assert (Tls.of(None), Tls.of(False), Tls.of(True)) == (None, None, Tls())
+    assert (Tls.resolve(None), Tls.resolve(False), Tls.resolve(True)) == (None, None, Tls())
     assert Tls(ca=tmp_path).ca == str(tmp_path)
-    with preset(Tls(ca="/ca")):
-        assert Tls.of(None) == Tls(ca="/ca")
-        assert Tls.of(False) is None
+    with default_tls(Tls(ca="/ca")):
+        assert Tls.resolve(None) == Tls(ca="/ca")
+        assert Tls.resolve(False) is None
     monkeypatch.setenv("SLUICE_TLS", "true")
-    assert Tls.of(None) == Tls()
-    with preset(None):
-        assert Tls.of(None) is None
+    assert Tls.resolve(None) == Tls()
+    with default_tls(None):
+        assert Tls.resolve(None) is None
     for wrong in ("yes", 1, {}):
-        with pytest.raises(ConfigurationError, match="tls ="):
-            Tls.of(wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="tls must be"):
+            Tls.resolve(wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="without its certificate"):
         Tls(key="/k")
     with pytest.raises(ConfigurationError, match="verify"):

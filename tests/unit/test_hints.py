@@ -13,7 +13,14 @@ from sluicemq.client.core.conversations import operation
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded import Consumer, LitePullConsumer, PushConsumer
-from sluicemq.hints import helpful, hinting, meant
+from sluicemq.hints import (
+    did_you_mean,
+    intended_name,
+    nearest_name,
+    suggest,
+    with_call_hints,
+    with_hints,
+)
 from sluicemq.testing.embedded import embedded
 
 
@@ -117,7 +124,7 @@ def test_a_type_error_of_the_body_is_left_alone() -> None:
     class Options(TypedDict, total=False):
         inner: int
 
-    @helpful
+    @with_hints
     class Own:
         def plain(self, one: int = 0) -> None:
             int(one, inner=1)  # type: ignore[call-overload]
@@ -137,11 +144,11 @@ def test_signatures_and_docstrings_stay() -> None:
     parameters = inspect.signature(Sluice.send).parameters
     assert {"tag", "keys", "properties", "delay", "timeout_ms"} <= parameters.keys()
     assert Sluice.send.__name__ == "send"
-    assert "At most one says when" in (Sluice.send.__doc__ or "")
+    assert (Sluice.send.__doc__ or "").startswith("Send one message")
     assert (
         inspect.signature(Sluice.subscribe).parameters["group"].default is inspect.Parameter.empty
     )
-    assert hinting(operation).__doc__ == operation.__doc__
+    assert with_call_hints(operation).__doc__ == operation.__doc__
 
 
 @pytest.mark.parametrize(
@@ -169,9 +176,9 @@ async def test_what_was_received_knows_them_too() -> None:
 
 
 def test_a_table_of_words_goes_before_likeness() -> None:
-    assert meant("key", ["key_id", "keys"]) == "keys"
-    assert meant("wher", ["where", "tags"]) == "where"
-    assert meant("nothing", ["where", "tags"]) is None
+    assert intended_name("key", ["key_id", "keys"]) == "keys"
+    assert intended_name("wher", ["where", "tags"]) == "where"
+    assert intended_name("nothing", ["where", "tags"]) is None
 
 
 @pytest.mark.parametrize(
@@ -200,3 +207,22 @@ def test_a_misspelt_import_names_ours(line: str, said: str) -> None:
 def test_other_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         sluicemq.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+# ---- names that are nearly right
+
+
+def test_the_nearest_name_is_found_whatever_its_case() -> None:
+    assert nearest_name("FLIHTS", ["Flights", "orders"]) == "Flights"
+    assert nearest_name("A", ["a", "b"]) == "a"
+    assert nearest_name("zzz", ["flights"]) is nearest_name("x", []) is None
+    assert nearest_name("flghs", ["flights"], cutoff=0.9) is None
+    assert did_you_mean("flihts", ["flights", "orders"]) == "Did you mean 'flights'?"
+    assert did_you_mean("zzz", ["flights"]) == ""
+
+
+def test_without_a_near_name_the_known_ones_are_listed() -> None:
+    assert suggest("flihts", ["flights", "orders"]) == "Did you mean 'flights'?"
+    assert suggest("zzz", ["a", "b"]) == "There are: a, b."
+    assert suggest("zzz", []) == "There are: none."
+    assert suggest("zzz", map(str, range(1022))).endswith(", 18, 19 and 1,002 more.")

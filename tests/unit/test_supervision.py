@@ -127,7 +127,7 @@ async def test_a_kept_coroutine_begins_again_until_it_returns() -> None:
             if len(begun) < 3:
                 raise OSError("gone")
 
-        await jobs.keep("a", work)
+        await jobs.retry_until_success("a", work)
         assert begun == [0.0, 1.1, 2.3]
     finally:
         clock.release()

@@ -1,11 +1,11 @@
-"""The guard of a server: every request passes `check` before its handler.
+"""The guard of a server: it checks each request against the access rules before the handler runs.
 
-The rules in force are one attribute, assigned as a whole. What a verdict costs is the signature
-(one HMAC) and a few dict look-ups: whether an address is white is kept for each address until the
-rules change.
+The rules in force are one attribute that is replaced as a whole, so no request sees half of a
+change. A check costs one HMAC and a few dictionary look-ups; whether an address is in the global
+white list is cached per address until the rules change.
 
-Plain sends, which are most requests, have a way of their own: `admit` says yes or no to one without
-making anything of it but its signature. What it does not know goes through `check`.
+Most requests are plain sends. They have a fast path: `admits_send` verifies only the signature of a
+send whose account and topic were authorized before. `check` decides everything else.
 """
 
 import logging
@@ -16,15 +16,21 @@ from hmac import compare_digest
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol
 
-from sluicemq.acl.loading import Read, Source, Texts
-from sluicemq.acl.rules import GROUP_PREFIX, INNER_TOPICS, Account, Permission, Rules, numbers_of
+from sluicemq.acl.loading import LoadedRules, RuleFiles, RuleSource
+from sluicemq.acl.rules import (
+    GROUP_PREFIX,
+    Account,
+    Permission,
+    Rules,
+    address_numbers,
+)
 from sluicemq.acl.verdict import (
     PUB,
     Request,
     Resource,
     Verdict,
     authorize,
-    decide,
+    authorize_resource,
     identify,
     identify_call,
 )
@@ -34,6 +40,7 @@ from sluicemq.errors import ConfigurationError, ProtocolError, RequestError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host
 from sluicemq.model.message import REAL_TOPIC
+from sluicemq.model.system_names import stores_other_topics_messages
 from sluicemq.record.codec import parse_head, value_of
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import ResponseCode
@@ -42,9 +49,9 @@ from sluicemq.wire.signature import ACCESS_KEY, UNIQUE_KEY_QUERY, Key, signed_na
 
 log = logging.getLogger(__name__)
 
-HOSTS_MAX: Final = 10_000
-EXCEPTION: Final = "org.apache.rocketmq.acl.common.AclException"
-"""What the remark of a refusal begins with: clients and their logs know it by this name."""
+ADDRESSES_CACHED_MAX: Final = 10_000
+EXCEPTION_NAME: Final = "org.apache.rocketmq.acl.common.AclException"
+"""The first word of the remark of a refused request, as RocketMQ writes it; clients look for it."""
 LOGGED_MAX: Final = 256
 TOPICS_MAX: Final = 10_000
 TOPIC_LENGTH_MAX: Final = 127
@@ -55,37 +62,46 @@ Pick = Callable[[Any], tuple[Any, ...]]
 
 
 class Caller(Protocol):
-    """Who asks: the part of a connection that is looked at here."""
+    """The part of a connection that the guard reads: its remote address."""
 
     @property
     def remote(self) -> Host: ...
 
 
-def refusal(verdict: Verdict) -> str:
-    """The remark of a refused request."""
-    return f"{EXCEPTION}: {verdict.reason}"
+def refusal_remark(verdict: Verdict) -> str:
+    """Return the remark of the answer to a refused request."""
+    return f"{EXCEPTION_NAME}: {verdict.reason}"
 
 
-class _Sender(NamedTuple):
-    """What a send of an account is checked with: the beginning and end of its HMAC, and in which
-    order fields are signed, by their number."""
+class _SendVerifier(NamedTuple):
+    """What `admits_send` needs to verify the signature of an account's sends to one topic."""
 
     begin: Callable[[], Any]
+    """Returns the inner hash of the HMAC, with the key already in it."""
     finish: Callable[[], Any]
-    orders: dict[int, Pick]
+    """Returns the outer hash of the HMAC, with the key already in it."""
+    signed_values: dict[int, Pick]
+    """By number of header fields: a function that returns their values in the signed order."""
 
 
 class Guard:
-    """Who may do what on one server. All in the thread of its loop, except `look`."""
+    """Checks the requests of one server against the access rules in force.
+
+    All methods run on the thread of the server's event loop, except `check_files`, which blocks.
+    """
 
     def __init__(
         self,
-        source: Source,
+        source: RuleSource,
         clock: Clock | None = None,
         inner_account: InnerAccount | None = None,
     ) -> None:
-        """`clock` tells since when rules are in force. `inner_account` may do everything, is in no
-        file, and is shown to nobody."""
+        """Create a guard without rules; call `load` before the first request.
+
+        `clock` dates the rules for `status`. `inner_account` is an account with all permissions
+        that is in no file and that `status` and `accounts` do not show: the servers of one
+        `sluice up` use it among themselves.
+        """
         self.source = source
         self._inner = (
             {}
@@ -93,109 +109,135 @@ class Guard:
             else {inner_account.access_key: Account(*inner_account, is_admin=True, origin="inner")}
         )
         self._clock = clock
-        self.since_ms = 0
-        self.texts: Texts | None = None
-        """The files that are in force."""
-        self._hosts: dict[str, bool] = {}
-        self._senders: dict[str, dict[str, _Sender]] = {}
-        """By access key and topic; only where a send is allowed."""
+        self.loaded_ms = 0
+        self.files: RuleFiles | None = None
+        """The files whose rules are in force; None before `load`."""
+        self._white_addresses: dict[str, bool] = {}
+        self._verifiers: dict[str, dict[str, _SendVerifier]] = {}
+        """Verifiers by access key and topic, only of topics to which the account may send."""
         self.rules = Rules()
         self.warnings: tuple[str, ...] = ()
         self.error = ""
-        """Why the newest files are not in force; "" when they are."""
-        self.loads = self.loads_failed = 0
-        self.denied: dict[str, int] = {}
-        """Refused requests by access key ("" without one); of unknown keys all under "?"."""
+        """Why the newest files are not in force; "" if they are."""
+        self.load_count = self.failed_load_count = 0
+        self.refusal_counts: dict[str, int] = {}
+        """The number of refused requests by access key: "" for requests without one, "?" for all
+        unknown keys together."""
         self.account: Account | None = None
-        """Who the request that is handled now comes from; None: somebody who may do all."""
+        """The account of the request that is being handled. None if its client may do everything,
+        for example because of its address."""
         self._logged: set[int] = set()
 
     @classmethod
-    def of(cls, files: Files, clock: Clock, config: ServerConfig) -> "Guard | None":
-        """That of a server with these settings. Raises ConfigurationError without a file."""
+    def from_config(cls, files: Files, clock: Clock, config: ServerConfig) -> "Guard | None":
+        """Create the guard of a server with these settings; None if `aclEnable` is false.
+
+        Raises ConfigurationError if no file of rules exists.
+        """
         if not config.acl_enable:
             return None
-        return cls(Source.of(files, config), clock, config.inner_account)
+        return cls(RuleSource.from_config(files, config), clock, config.inner_account)
 
     # --- rules
 
     @property
     def path(self) -> str:
-        """The main file."""
+        """The path of the main file, `plain_acl.yml`."""
         return self.source.path
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All files, in the order in which they count."""
-        return tuple(path for path, _ in self.texts.items) if self.texts is not None else ()
+        """The paths of the files in force, in order of precedence; empty before `load`."""
+        return tuple(path for path, _ in self.files.contents) if self.files is not None else ()
 
     def status(self) -> dict[str, Any]:
-        """How the rules stand, for `sluice acl status`: nothing secret."""
+        """Return files, counters and errors of the rules for `sluice acl status`, without secrets.
+
+        The keys are part of the answer to SLUICE_ACCESS_STATUS.
+        """
         return {
             "file": self.path,
             "files": list(self.paths),
-            "sinceMs": self.since_ms,
+            "sinceMs": self.loaded_ms,
             "accounts": len(self.accounts),
-            "loads": self.loads,
-            "failedLoads": self.loads_failed,
+            "loads": self.load_count,
+            "failedLoads": self.failed_load_count,
             "error": self.error,
             "warnings": list(self.warnings),
-            "refused": dict(self.denied),
+            "refused": dict(self.refusal_counts),
         }
 
     @property
     def accounts(self) -> Mapping[str, Account]:
-        """The accounts of the files that are in force."""
+        """The accounts of the files in force by access key, without the inner account."""
         known = self.rules.accounts
         return {name: one for name, one in known.items() if name not in self._inner}
 
     def load(self) -> None:
-        """At the start. Raises ConfigurationError and OSError: a server does not run without
-        the rules it was told to have."""
-        texts = self.source.texts()
-        self._adopt(texts, self.source.read(texts))
+        """Read the files and put their rules in force. Called when the server starts.
 
-    def look(self) -> tuple[Texts, Read] | ConfigurationError | None:
-        """Blocking, for another thread: what is new in the files, or what is wrong with them."""
+        Raises ConfigurationError if a file is invalid, and OSError if it cannot be read. A server
+        must not start then: it would run without the rules it was configured with.
+        """
+        texts = self.source.read_files()
+        self._use(texts, self.source.load(texts))
+
+    def check_files(self) -> tuple[RuleFiles, LoadedRules] | ConfigurationError | None:
+        """Read the files again, and return what `apply_checked_files` needs.
+
+        Returns the files and their rules if they have changed, None if not, and the error if they
+        are invalid or cannot be read. Blocks; call it on another thread than the loop's.
+        """
         try:
-            texts = self.source.texts()
-            return None if texts == self.texts else (texts, self.source.read(texts))
+            texts = self.source.read_files()
+            return None if texts == self.files else (texts, self.source.load(texts))
         except ConfigurationError as error:
             return error
         except OSError as error:
             return ConfigurationError(f"{self.source.path} cannot be read: {error}.", fix="")
 
-    def settle(self, found: tuple[Texts, Read] | ConfigurationError | None) -> None:
-        """What `look` found: new rules are in force from here on; a wrong file changes nothing."""
+    def apply_checked_files(
+        self, found: tuple[RuleFiles, LoadedRules] | ConfigurationError | None
+    ) -> None:
+        """Put the rules that `check_files` returned in force.
+
+        An error leaves the rules as they are; it is logged once, and `error` shows it.
+        """
         if isinstance(found, ConfigurationError):
             if str(found) != self.error:
                 self.error = str(found)
-                self.loads_failed += 1
-                log.error("the access rules stay as they were: %s", found)
+                self.failed_load_count += 1
+                log.error(
+                    "The access rules were not reloaded, the old ones remain in force: %s", found
+                )
         elif found is not None:
-            self._adopt(*found)
+            self._use(*found)
         else:
             self.error = ""
 
-    def _adopt(self, texts: Texts, read: Read) -> None:
-        self.texts = texts
+    def _use(self, texts: RuleFiles, read: LoadedRules) -> None:
+        self.files = texts
         self.rules, self.warnings, self.error = read.rules, read.warnings, ""
         if self._inner:
             accounts = {**read.rules.accounts, **self._inner}
             self.rules = replace(read.rules, accounts=accounts)
-        self._hosts.clear()
-        self._senders.clear()
-        self.loads += 1
-        self.since_ms = 0 if self._clock is None else self._clock.now_ms()
+        self._white_addresses.clear()
+        self._verifiers.clear()
+        self.load_count += 1
+        self.loaded_ms = 0 if self._clock is None else self._clock.now_ms()
         for warning in read.warnings:
             log.warning("%s", warning)
         log.info(
-            "access rules: %d accounts from %d files", len(read.rules.accounts), len(texts.items)
+            "Loaded access rules: %d accounts from %d files.",
+            len(read.rules.accounts),
+            len(texts.contents),
         )
-        everybody = [one.text for one in read.rules.white if one.is_everybody]
-        if everybody:
+        open_patterns = [one.text for one in read.rules.white_addresses if one.matches_all]
+        if open_patterns:
             log.warning(
-                "globalWhiteRemoteAddresses has %r: everybody may do everything", everybody[0]
+                "globalWhiteRemoteAddresses has %r: every client may do everything. Replace it by "
+                "the addresses of your servers.",
+                open_patterns[0],
             )
 
     # --- requests
@@ -203,12 +245,14 @@ class Guard:
     def check(
         self, code: int, fields: Mapping[str, str], body: bytes, version: int, host: str
     ) -> Verdict:
-        """The verdict on one request; `account` is set for its handler.
+        """Return the verdict on a request, and set `account` for its handler.
 
-        Raises ProtocolError when its body, which names topics and groups, cannot be read.
+        `code`, `fields`, `body` and `version` are those of the request; `host` is the address of
+        the client without its port. Raises ProtocolError if the body, which names topics and
+        groups, cannot be parsed.
         """
         self.account = None
-        if self.is_white(host):
+        if self.is_white_address(host):
             verdict = _WHITE
         else:
             request = Request(code, fields, body, version, host)
@@ -223,7 +267,7 @@ class Guard:
     def identify_call(
         self, authorization: str, date_time: str, host: str, *, now_ms: int, age_s_max: int
     ) -> Verdict:
-        """Return the account of a gRPC call (`verdict.identify_call`), and count a refusal."""
+        """Return the verdict of `verdict.identify_call` on a gRPC call, and count a refusal."""
         verdict = identify_call(
             self.rules, authorization, date_time, host, now_ms=now_ms, age_s_max=age_s_max
         )
@@ -232,11 +276,14 @@ class Guard:
             self._count_refusal(key)
         return verdict
 
-    def check_as(
+    def check_for_account(
         self, account: Account | None, code: int, fields: Mapping[str, str], body: bytes
     ) -> Verdict:
-        """The verdict on a request that the proxy makes in the name of an account; None may do all.
-        `account` is set for its handler. Raises ProtocolError as `check` does."""
+        """Return the verdict on a request that the proxy sends on behalf of `account`.
+
+        None as account may do everything. Sets `account` for the handler. Raises ProtocolError as
+        `check` does.
+        """
         self.account = account
         if account is None:
             return _WHITE
@@ -245,26 +292,30 @@ class Guard:
             self._count_refusal(account.access_key)
         return verdict
 
-    def admit(self, header: dict[str, Any], body: bytes, peer: Caller) -> bool:
-        """May this plain send (310, fields by letter, of any type) pass? HOT.
+    def admits_send(self, header: dict[str, Any], body: bytes, peer: Caller) -> bool:
+        """Return True if a send with this header and body is authorized and correctly signed.
 
-        False is no refusal: `check` decides then.
+        `header` is the decoded header of a SEND_MESSAGE_V2 (310); its values are not validated and
+        may be of any type. False is not a refusal: `check` decides then. HOT.
         """
         try:
             fields = header["extFields"]
-            begin, finish, orders = self._senders[fields["AccessKey"]][fields["b"]]
+            begin, finish, signed_values = self._verifiers[fields["AccessKey"]][fields["b"]]
             inner, outer = begin(), finish()
-            inner.update("".join(orders[len(fields)](fields)).encode() + body)
+            inner.update("".join(signed_values[len(fields)](fields)).encode() + body)
             outer.update(inner.digest())
             signature = b2a_base64(outer.digest(), newline=False)
             return compare_digest(signature, fields["Signature"].encode())
         except (KeyError, TypeError, ValueError, AttributeError):
-            return self._admit_first(header.get("extFields"), peer)
+            return self._learn_send(header.get("extFields"), peer)
 
-    def _admit_first(self, fields: Any, peer: Caller) -> bool:
-        """A send of somebody, to a topic or with fields that `admit` has not met: it knows them
-        the next time. Now True only for a white address."""
-        if self.is_white(peer.remote.address):
+    def _learn_send(self, fields: Any, peer: Caller) -> bool:
+        """Prepare a verifier for a send that `admits_send` did not recognise, for the next send.
+
+        Returns True if the address of `peer` is in the global white list, else False: this send
+        has to pass `check`.
+        """
+        if self.is_white_address(peer.remote.address):
             return True
         if not isinstance(fields, dict) or len(fields) > FIELDS_MAX:
             return False
@@ -272,23 +323,28 @@ class Guard:
         if not isinstance(access_key, str) or not isinstance(topic, str):
             return False
         account = self.rules.accounts.get(access_key)
-        if account is None or account.white is not None or len(topic) > TOPIC_LENGTH_MAX:
+        if account is None or account.white_addresses is not None or len(topic) > TOPIC_LENGTH_MAX:
             return False
-        if topic.startswith(GROUP_PREFIX) or not decide(account, Resource(topic, PUB)).is_allowed:
+        if (
+            topic.startswith(GROUP_PREFIX)
+            or not authorize_resource(account, Resource(topic, PUB)).is_allowed
+        ):
             return False
-        topics = self._senders.setdefault(access_key, {})
+        topics = self._verifiers.setdefault(access_key, {})
         if topic not in topics:
             if len(topics) >= TOPICS_MAX:
                 topics.clear()
             key = Key(account.secret_key)
-            topics[topic] = _Sender(key.begin, key.finish, {})
+            topics[topic] = _SendVerifier(key.begin, key.finish, {})
         if UNIQUE_KEY_QUERY not in fields:  # old clients do not sign it
-            topics[topic].orders[len(fields)] = itemgetter(*signed_names(tuple(fields)))
+            topics[topic].signed_values[len(fields)] = itemgetter(*signed_names(tuple(fields)))
         return False
 
-    def before(self, command: Command, peer: Caller) -> bytes | None:
-        """For a Dispatcher: the answer to a request that is refused, as RocketMQ words it; None
-        lets it pass. Raises ProtocolError as `check` does."""
+    def refuse_command(self, command: Command, peer: Caller) -> bytes | None:
+        """Return the encoded answer to a request that is refused; None if it may be handled.
+
+        A Dispatcher calls it before each handler. Raises ProtocolError as `check` does.
+        """
         verdict = self.check(
             command.code,
             command.fields or {},
@@ -302,48 +358,51 @@ class Guard:
         if told not in self._logged and len(self._logged) < LOGGED_MAX:
             self._logged.add(told)
             reason = verdict.reason[:REASON_SHOWN_MAX]
-            log.warning("refused request %d of %s: %r", command.code, peer.remote, reason)
-        return encode_answer(command, ResponseCode.SYSTEM_ERROR, remark=refusal(verdict))
+            log.warning("Refused request %d from %s: %r", command.code, peer.remote, reason)
+        return encode_answer(command, ResponseCode.SYSTEM_ERROR, remark=refusal_remark(verdict))
 
-    def may(self, topic: str, need: Permission) -> Verdict:
-        """For a handler that learns the topic on its way: may who asks now do that?"""
+    def check_topic(self, topic: str, need: Permission) -> Verdict:
+        """Return the verdict on what the current request does with a topic.
+
+        For handlers that learn the topic only while they run.
+        """
         if self.account is None:
             return _WHITE
-        verdict = decide(self.account, Resource(topic, need))
+        verdict = authorize_resource(self.account, Resource(topic, need))
         if not verdict.is_allowed:
             self._count_refusal(self.account.access_key)
         return verdict
 
-    def is_white(self, host: str) -> bool:
-        """Whether everything is allowed from an address."""
-        known = self._hosts.get(host)
+    def is_white_address(self, host: str) -> bool:
+        """Return whether `host`, an address without port, is in the global white list."""
+        known = self._white_addresses.get(host)
         if known is None:
-            if len(self._hosts) >= HOSTS_MAX:
-                self._hosts.clear()
-            numbers = numbers_of(host)
-            known = any(pattern.matches(numbers) for pattern in self.rules.white)
-            self._hosts[host] = known
+            if len(self._white_addresses) >= ADDRESSES_CACHED_MAX:
+                self._white_addresses.clear()
+            numbers = address_numbers(host)
+            known = any(pattern.matches(numbers) for pattern in self.rules.white_addresses)
+            self._white_addresses[host] = known
         return known
 
     def _count_refusal(self, access_key: str) -> None:
         if access_key and access_key not in self.rules.accounts:
-            access_key = "?"  # else whoever invents keys fills memory and metrics
-        self.denied[access_key] = self.denied.get(access_key, 0) + 1
+            access_key = "?"  # a client that invents keys must not fill memory and metrics
+        self.refusal_counts[access_key] = self.refusal_counts.get(access_key, 0) + 1
 
 
 def access_status(guard: Guard | None) -> Command:
-    """Return the answer to SLUICE_ACCESS_STATUS of a server with this guard."""
+    """Return the answer to SLUICE_ACCESS_STATUS for a server with this guard, or without one."""
     body = {"enabled": False} if guard is None else {"enabled": True, **guard.status()}
     return Command(ResponseCode.SUCCESS, body=fastjson.dumps_strict(body))
 
 
 class Access:
-    """What handlers ask that learn on their way which topic a request is about. Without a guard
-    everything is allowed.
+    """Checks permissions in handlers that learn only while they run which topic a request concerns.
 
-    A request names a place in the log (33, 36, 37), and only the message there says whose it is.
-    The topics in which messages wait (delayed, timed, in a transaction) hold those of all topics:
-    there the topic that a message is bound for counts too.
+    VIEW_MESSAGE_BY_ID (33), CONSUMER_SEND_MSG_BACK (36) and END_TRANSACTION (37) name a position of
+    the log, and only the message at that position has the topic. Delayed, timed and prepared
+    messages are stored in system topics; for them the topic of destination is checked as well.
+    Without a guard everything is allowed.
     """
 
     def __init__(self, guard: Guard | None = None) -> None:
@@ -351,26 +410,29 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Whether whoever asks now may do everything."""
+        """Whether the client of the current request may do everything."""
         return self.guard is None or self.guard.account is None
 
     @property
     def account(self) -> str:
-        """The access key of the account that asks now; "" without one, for a client that may do
-        everything."""
+        """The access key of the current request's account; "" if the client may do everything."""
         found = self.guard.account if self.guard is not None else None
         return "" if found is None else found.access_key
 
     def require(self, topic: str, need: Permission) -> None:
-        """Raises RequestError as a refusal at the door would be answered."""
+        """Raise RequestError with the remark of a refusal unless the request may use the topic."""
         if self.guard is None:
             return
-        verdict = self.guard.may(topic, need)
+        verdict = self.guard.check_topic(topic, need)
         if not verdict.is_allowed:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, refusal(verdict))
+            raise RequestError(ResponseCode.SYSTEM_ERROR, refusal_remark(verdict))
 
     def require_record(self, data: bytes, need: Permission) -> None:
-        """For the message in a stored record: its topic, and the one that it is bound for."""
+        """Raise RequestError unless the request may use the topic of the stored record `data`.
+
+        If the record is in a system topic, its topic of destination is checked too. Also raised if
+        the record cannot be parsed.
+        """
         if self.is_open:
             return
         try:
@@ -379,6 +441,7 @@ class Access:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         topic = bytes(data[head.topic]).decode("utf-8", "replace")
         self.require(topic, need)
-        bound_for = value_of(bytes(data[head.properties]), REAL_TOPIC.encode())
-        if bound_for and topic in INNER_TOPICS:  # elsewhere any producer can write it
-            self.require(bound_for.decode("utf-8", "replace"), need)
+        destination = value_of(bytes(data[head.properties]), REAL_TOPIC.encode())
+        # In other topics any producer can write this property, so it proves nothing there.
+        if destination and stores_other_topics_messages(topic):
+            self.require(destination.decode("utf-8", "replace"), need)

@@ -1,23 +1,21 @@
-"""`plain_acl.yml` as rules.
+"""Load access rules from `plain_acl.yml`, and change that file.
 
-Every scalar is its own text: `secretKey: 12345678` and `01234567` are what they look like. Unknown
-keys, words and shapes are errors with a line and a cure, never a silent denial. Tabs, which YAML
-forbids and articles have, are read as blanks, with a warning.
+Values are taken as they are written: `secretKey: 01234567` is the string 01234567. Unknown keys,
+words and structures are errors with line and fix; they never become a silent denial. Tabs, which
+YAML forbids but articles contain, are read as spaces, with a warning.
 
-The YAML is taken from libyaml's events, not from objects: no tags are followed, aliases are
-refused, and nesting is bounded, so a file cannot be a bomb. Read as RocketMQ does,
-aliases are followed, to a bounded number of nodes.
+The YAML is read from libyaml's events. Tags and aliases are refused and nesting is limited, so that
+a small file cannot use much memory. With `is_compatible`, files are read as RocketMQ 5 reads them:
+aliases are followed, up to a limited number of nodes.
 
-The files of the rules: `plain_acl.yml` and all .yml and .yaml files below `acl` beside it.
+The rules come from `plain_acl.yml` and all .yml and .yaml files in the directory `acl` next to it.
+The files of the directory have precedence, in the order of their names; if several files have the
+same account, the first one applies, as in RocketMQ. If one file is invalid, none takes effect.
 
-RocketMQ's order: the files of the directory first, in the order of their names, then the main file;
-of an account that is in several the first counts. All of them are read or none: when one is wrong
-the rules that were in force stay.
-
-Changes of `plain_acl.yml` by request are text in, text out. What others wrote stays, in its order;
-comments and spacing do not: the file is written anew. Each change raises the counter of
-`dataVersion`, as RocketMQ does. Nothing is checked: the caller loads the new text before it writes
-it.
+The functions that change `plain_acl.yml` take its text and return the new text. Entries and keys
+that they do not know are kept in their order; comments and formatting are lost. Each change
+increments the counter of `dataVersion`, as in RocketMQ. The new text is not validated: the caller
+loads it before writing it.
 """
 
 import re
@@ -28,26 +26,26 @@ import yaml  # type: ignore[import-untyped]
 
 from sluicemq.acl.rules import (
     GROUP_PREFIX,
-    WORD_OF,
+    PERMISSION_WORDS,
     Account,
-    Pattern,
+    AddressPattern,
     Permission,
     Rules,
-    parse_compatible,
     parse_pattern,
+    parse_pattern_like_rocketmq,
     parse_permission,
 )
 from sluicemq.config.keys import ServerConfig
 from sluicemq.errors import ConfigurationError
-from sluicemq.files import Files, exposure
+from sluicemq.files import Files, exposure_warning
 
 T = TypeVar("T")
-KEY_UNITS_MIN: Final = 7
-"""Of accessKey and secretKey, in UTF-16 units (RocketMQ: longer than 6)."""
+KEY_LENGTH_MIN: Final = 7
+"""The minimum length of accessKey and secretKey in UTF-16 code units, as in RocketMQ."""
 DEPTH_MAX: Final = 8
 TEXT_BYTES_MAX: Final = 16 << 20
 NODES_MAX: Final = 2_000_000
-"""With what aliases stand for."""
+"""The maximum number of nodes of a file, with aliases expanded."""
 _TABS: Final = re.compile(
     r"^[ \t]*\t[ \t]*|(?<=[:\-])[ ]*\t[ \t]*|[ \t]*\t[ \t]*(?=#|$)", re.MULTILINE
 )
@@ -58,8 +56,12 @@ _DUMPER: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 ACCOUNTS, WHITE, DATA_VERSION = "accounts", "globalWhiteRemoteAddresses", "dataVersion"
 
 
-class Node(NamedTuple):
-    """A YAML value and its line: text, a list of nodes, or a dict of nodes by key."""
+class YamlNode(NamedTuple):
+    """A YAML value with the line where it begins.
+
+    `value` is a string, a list of nodes, or a dictionary of nodes. `is_plain` is true for a string
+    without quotes.
+    """
 
     value: Any
     line: int
@@ -67,47 +69,51 @@ class Node(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """`key:` without a value, or `~` or `null`."""
+        """Whether the value is missing (`key:`), `~` or `null`."""
         return self.is_plain and self.value in ("", "~", "null", "Null", "NULL")
 
 
-class Read(NamedTuple):
-    """The rules of a file or of all, and what their owner should know."""
+class LoadedRules(NamedTuple):
+    """The rules of one or all files, with warnings for their owner."""
 
     rules: Rules
     warnings: tuple[str, ...]
 
 
-def load_rules(text: str, name: str, *, is_compatible: bool = False) -> Read:
-    """`name` is the file, for messages; `is_compatible` reads it as RocketMQ does. Raises
-    ConfigurationError naming line and cure."""
+def load_rules(text: str, name: str, *, is_compatible: bool = False) -> LoadedRules:
+    """Parse the text of one file.
+
+    `name` is the file name for messages. `is_compatible` reads the text as RocketMQ does. Raises
+    ConfigurationError with line and fix if the text is invalid.
+    """
     if len(text) > TEXT_BYTES_MAX:
         raise ConfigurationError(
             f"{name} has {len(text)} characters, the limit is {TEXT_BYTES_MAX}.",
             fix="Split it into several files below conf/acl.",
         )
     warnings: list[str] = []
-    text = _without_tabs(text, name, warnings)
+    text = _replace_tabs(text, name, warnings)
     if warnings and is_compatible:
         raise ConfigurationError(warnings[0], fix="Or set sluiceAclCompatible = false.")
-    root = _Builder(name, with_aliases=is_compatible).build(text)
+    root = _YamlBuilder(name, with_aliases=is_compatible).build(text)
     if root is None:
-        return Read(Rules(), tuple(warnings))
-    rules = _Reader(name, warnings, is_compatible=is_compatible).rules(root)
-    return Read(rules, tuple(warnings))
+        return LoadedRules(Rules(), tuple(warnings))
+    rules = _RuleReader(name, warnings, is_compatible=is_compatible).rules(root)
+    return LoadedRules(rules, tuple(warnings))
 
 
-def _wrong(name: str, line: int, why: str, fix: str) -> ConfigurationError:
+def _error_at(name: str, line: int, why: str, fix: str) -> ConfigurationError:
     return ConfigurationError(f"{name}:{line}: {why}.", fix=fix)
 
 
 def load_credentials(text: str, name: str) -> tuple[str, str] | None:
-    """Access key and secret of a tools.yml; None when it has none.
+    """Return access key and secret key of a `tools.yml`; None if it has neither.
 
-    Raises ConfigurationError, which shows neither.
+    `name` is the file name for messages. Raises ConfigurationError if only one is given or the text
+    is not YAML; the message shows neither key.
     """
-    root = _Builder(name).build(_without_tabs(text, name, []))
-    found = {} if root is None else _plain(root)
+    root = _YamlBuilder(name).build(_replace_tabs(text, name, []))
+    found = {} if root is None else _plain_value(root)
     pair = [found.get(key) for key in ("accessKey", "secretKey")] if isinstance(found, dict) else []
     if not any(pair):
         return None
@@ -118,15 +124,15 @@ def load_credentials(text: str, name: str) -> tuple[str, str] | None:
     return str(pair[0]), str(pair[1])
 
 
-def _plain(node: Node) -> Any:
+def _plain_value(node: YamlNode) -> Any:
     if isinstance(node.value, dict):
-        return {key: _plain(value) for key, value in node.value.items()}
+        return {key: _plain_value(value) for key, value in node.value.items()}
     if isinstance(node.value, list):
-        return [_plain(value) for value in node.value]
+        return [_plain_value(value) for value in node.value]
     return None if node.is_empty else node.value
 
 
-def _without_tabs(text: str, name: str, warnings: list[str]) -> str:
+def _replace_tabs(text: str, name: str, warnings: list[str]) -> str:
     if "\t" not in text:
         return text
     lines: list[int] = []
@@ -139,23 +145,27 @@ def _without_tabs(text: str, name: str, warnings: list[str]) -> str:
     if lines:
         where = ", ".join(map(str, lines[:5])) + (" …" if len(lines) > 5 else "")
         warnings.append(
-            f"{name} has tabs in line {where}: they are read as blanks; RocketMQ refuses the file."
-            " Replace them by blanks."
+            f"{name} has tabs in line {where}: they are read as spaces; RocketMQ refuses the file."
+            " Replace them by spaces."
         )
     return changed
 
 
-class _Builder:
-    """YAML events -> nodes."""
+class _YamlBuilder:
+    """Builds nodes from the events of a YAML parser, within limits of size and depth."""
 
     def __init__(self, name: str, *, with_aliases: bool = False) -> None:
         self._name = name
-        self._anchors: dict[str, Node] | None = {} if with_aliases else None
+        self._anchors: dict[str, YamlNode] | None = {} if with_aliases else None
         self._sizes: dict[str, int] = {}
         self._count = 0
 
-    def build(self, text: str) -> Node | None:
-        """The document; None when there is none. Raises ConfigurationError."""
+    def build(self, text: str) -> YamlNode | None:
+        """Return the root node of the document; None if it is empty.
+
+        Raises ConfigurationError with the line if the text is not YAML, has several documents, or
+        uses what is not allowed.
+        """
         try:
             events = iter(yaml.parse(text, Loader=_LOADER))
             root = None
@@ -164,35 +174,35 @@ class _Builder:
                 if isinstance(event, yaml.DocumentStartEvent):
                     documents += 1
                     if documents > 1:
-                        raise self._wrong(event, "a second document begins", "Write one document.")
+                        raise self._error(event, "a second document begins", "Write one document.")
                     root = self._node(next(events), events, 0)
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             line = f":{mark.line + 1}" if mark is not None else ""
             why = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
             raise ConfigurationError(
-                f"{self._name}{line} is no YAML: {why}.",
-                fix='Check the indentation there (blanks, no tabs), and put "*" and text with ": "'
+                f"{self._name}{line} is not valid YAML: {why}.",
+                fix='Check the indentation there (spaces, no tabs), and put "*" and text with ": "'
                 " or # in quotes.",
             ) from None
         return None if root is None or root.is_empty else root
 
-    def _node(self, event: Any, events: Iterator[Any], depth: int) -> Node:
+    def _node(self, event: Any, events: Iterator[Any], depth: int) -> YamlNode:
         line = event.start_mark.line + 1
         self._count += 1
         if isinstance(event, yaml.AliasEvent):
             if self._anchors is not None and event.anchor in self._anchors:
                 self._count += self._sizes[event.anchor]
                 if self._count > NODES_MAX:
-                    raise self._wrong(event, "its aliases are too many", "Write them out.")
+                    raise self._error(event, "there are too many aliases", "Write the values out.")
                 return self._anchors[event.anchor]
-            raise self._wrong(
+            raise self._error(
                 event, f"*{event.anchor} is a YAML alias", 'Put a star in quotes: "*".'
             )
         if event.tag is not None and event.tag != "!":
-            raise self._wrong(event, f"the tag {event.tag} is not allowed", "Remove it.")
+            raise self._error(event, f"the tag {event.tag} is not allowed", "Remove it.")
         if depth > DEPTH_MAX:
-            raise self._wrong(
+            raise self._error(
                 event, f"it is nested deeper than {DEPTH_MAX}", "Accounts need three levels."
             )
         before = self._count
@@ -202,53 +212,57 @@ class _Builder:
             self._sizes[event.anchor] = self._count - before
         return node
 
-    def _content(self, event: Any, events: Iterator[Any], depth: int, line: int) -> Node:
+    def _content(self, event: Any, events: Iterator[Any], depth: int, line: int) -> YamlNode:
         if isinstance(event, yaml.ScalarEvent):
-            return Node(event.value, line, event.style in (None, ""))
+            return YamlNode(event.value, line, event.style in (None, ""))
         if isinstance(event, yaml.SequenceStartEvent):
-            return Node(list(self._items(events, yaml.SequenceEndEvent, depth)), line)
-        mapping: dict[str, Node] = {}
-        merged: dict[str, Node] = {}
+            return YamlNode(list(self._items(events, yaml.SequenceEndEvent, depth)), line)
+        mapping: dict[str, YamlNode] = {}
+        merged: dict[str, YamlNode] = {}
         for key in self._items(events, yaml.MappingEndEvent, depth):
             value = self._node(next(events), events, depth + 1)
             if not isinstance(key.value, str):
-                raise self._wrong(event, "a key is no text", "Put it in quotes.")
+                raise self._error(event, "a key must be a string", "Put it in quotes.")
             if key.value == "<<" and key.is_plain and self._anchors is not None:
                 several = value.value if isinstance(value.value, list) else [value]
-                for one in several:  # of several mappings the first counts
+                for one in several:  # the first of several mappings has precedence
                     if not isinstance(one.value, dict):
-                        raise self._wrong(
-                            event, "<< merges what is no mapping", "Write the keys out."
-                        )
+                        raise self._error(event, "<< must name a mapping", "Write the keys out.")
                     merged = {**one.value, **merged}
             else:
                 mapping[key.value] = value
-        return Node({**merged, **mapping}, line)
+        return YamlNode({**merged, **mapping}, line)
 
-    def _items(self, events: Iterator[Any], end: type[Any], depth: int) -> Iterator[Node]:
+    def _items(self, events: Iterator[Any], end: type[Any], depth: int) -> Iterator[YamlNode]:
         for event in events:
             if isinstance(event, end):
                 return
             yield self._node(event, events, depth + 1)
 
-    def _wrong(self, event: Any, why: str, fix: str) -> ConfigurationError:
-        return _wrong(self._name, event.start_mark.line + 1, why, fix)
+    def _error(self, event: Any, why: str, fix: str) -> ConfigurationError:
+        return _error_at(self._name, event.start_mark.line + 1, why, fix)
 
 
-class _Reader:
-    """Nodes -> rules. `is_compatible`: as RocketMQ 5 reads them (`sluiceAclCompatible`, spec/acl).
-    A word that is no permission, ANY among them, is DENY then; empty parts of `=a=PUB` do not
-    count; aliases and merge keys are followed; tabs and an odd dataVersion are refused."""
+class _RuleReader:
+    """Makes rules from the nodes of one file.
+
+    With `is_compatible` (`sluiceAclCompatible`, spec/acl) it reads them as RocketMQ 5 does: a word
+    that is not a permission, including ANY, means DENY; empty parts of `=a=PUB` are ignored; and an
+    invalid dataVersion is refused.
+    """
 
     def __init__(self, name: str, warnings: list[str], *, is_compatible: bool) -> None:
         self._name = name
         self._warnings = warnings
         self._is_compatible = is_compatible
 
-    def rules(self, root: Node) -> Rules:
+    def rules(self, root: YamlNode) -> Rules:
+        """Return the rules of a document. Raises ConfigurationError with the line of an error."""
         fields = self._mapping(root, "the file", (WHITE, ACCOUNTS), (DATA_VERSION,))
         entries = self._list(fields.get(WHITE), "a list of addresses")
-        white = [pattern for node in entries if (pattern := self._white(node)) is not None]
+        white = [
+            pattern for node in entries if (pattern := self._address_pattern(node)) is not None
+        ]
         accounts: dict[str, Account] = {}
         for node in self._list(fields.get(ACCOUNTS), "a list of accounts"):
             account = self._account(node)
@@ -257,10 +271,10 @@ class _Reader:
         for entry in self._list(versions, "a list of versions"):
             for key, node in self._mapping(entry, DATA_VERSION, ("timestamp", "counter")).items():
                 if not re.fullmatch(r"[-+]?\d+", self._text(node, key), re.ASCII):
-                    raise self._wrong(node, f"{key} is no number", "Write a whole number.")
+                    raise self._error(node, f"{key} is not a number", "Write a whole number.")
         return Rules(accounts, tuple(white))
 
-    def _account(self, node: Node) -> Account:
+    def _account(self, node: YamlNode) -> Account:
         fields = self._mapping(
             node,
             "an account",
@@ -271,15 +285,15 @@ class _Reader:
         if (admin := fields.get("admin")) is not None:
             word = self._text(admin, "admin").lower()
             if word not in (*_YES, *_NO):
-                raise self._wrong(admin, f"admin is {word!r}", "Write true or false.")
+                raise self._error(admin, f"admin is {word!r}", "Write true or false.")
             is_admin = word in _YES
         return Account(
             self._key(fields, "accessKey", node),
             self._key(fields, "secretKey", node),
-            self._white(fields.get("whiteRemoteAddress")),
+            self._address_pattern(fields.get("whiteRemoteAddress")),
             is_admin,
-            self._default(fields.get("defaultTopicPerm")),
-            self._default(fields.get("defaultGroupPerm")),
+            self._default_permission(fields.get("defaultTopicPerm")),
+            self._default_permission(fields.get("defaultGroupPerm")),
             {
                 **self._permissions(fields.get("groupPerms"), GROUP_PREFIX),
                 **self._permissions(fields.get("topicPerms"), ""),
@@ -287,46 +301,46 @@ class _Reader:
             f"{self._name}:{node.line}",
         )
 
-    def _key(self, fields: Mapping[str, Node], name: str, account: Node) -> str:
+    def _key(self, fields: Mapping[str, YamlNode], name: str, account: YamlNode) -> str:
         node = fields.get(name)
         text = "" if node is None or node.is_empty else self._text(node, name)
         units = len(text.encode("utf-16-le", "surrogatepass")) // 2
-        if units < KEY_UNITS_MIN:
+        if units < KEY_LENGTH_MIN:
             line = account.line if node is None else node.line
             why = f"{name} has {units} characters"
-            raise _wrong(self._name, line, why, f"Write at least {KEY_UNITS_MIN}.")
+            raise _error_at(self._name, line, why, f"Write at least {KEY_LENGTH_MIN}.")
         return text
 
-    def _white(self, node: Node | None) -> Pattern | None:
+    def _address_pattern(self, node: YamlNode | None) -> AddressPattern | None:
         if node is None or node.is_empty:
             return None
         text = self._text(node, "an address")
-        parse = parse_compatible if self._is_compatible else parse_pattern
-        return self._at(node, parse, text) if text.strip() else None
+        parse = parse_pattern_like_rocketmq if self._is_compatible else parse_pattern
+        return self._parse_at(node, parse, text) if text.strip() else None
 
-    def _default(self, node: Node | None) -> Permission:
+    def _default_permission(self, node: YamlNode | None) -> Permission:
         if node is None or node.is_empty:
             return Permission.NOTHING
         return self._permission(node, self._text(node, "a permission"))
 
-    def _permission(self, node: Node, word: str) -> Permission:
+    def _permission(self, node: YamlNode, word: str) -> Permission:
         if self._is_compatible:
-            is_word = word.strip() in (*WORD_OF.values(), "SUB|PUB")
+            is_word = word.strip() in (*PERMISSION_WORDS.values(), "SUB|PUB")
             return parse_permission(word) if is_word else Permission.NOTHING
         if word.strip() == "ANY":
             self._warnings.append(
                 f"{self._name}:{node.line}: ANY is read as PUB|SUB, as RocketMQ's articles say; "
                 "its code reads DENY. Write which of them you mean."
             )
-        return self._at(node, parse_permission, word)
+        return self._parse_at(node, parse_permission, word)
 
-    def _permissions(self, node: Node | None, prefix: str) -> dict[str, Permission]:
+    def _permissions(self, node: YamlNode | None, prefix: str) -> dict[str, Permission]:
         found: dict[str, Permission] = {}
         for item in self._list(node, "a list of name=permission"):
             text = self._text(item, "name=permission")
             parts = [part for part in text.split("=") if part or not self._is_compatible]
             if len(parts) != 2 or not (self._is_compatible or parts[0].strip()):
-                raise self._wrong(
+                raise self._error(
                     item, f"{text!r} is not name=permission", "Write for instance topicA=PUB|SUB."
                 )
             found[prefix + parts[0].strip()] = self._permission(item, parts[1])
@@ -335,101 +349,113 @@ class _Reader:
     # --- shapes
 
     def _mapping(
-        self, node: Node, what: str, known: tuple[str, ...], ignored: tuple[str, ...] = ()
-    ) -> dict[str, Node]:
+        self, node: YamlNode, what: str, known: tuple[str, ...], ignored: tuple[str, ...] = ()
+    ) -> dict[str, YamlNode]:
         if not isinstance(node.value, dict):
-            raise self._wrong(node, f"{what} must be `key: value` lines", "Indent them.")
+            raise self._error(node, f"{what} must be `key: value` lines", "Indent them.")
         for key, value in node.value.items():
             if key not in known and key not in ignored:
-                shown = key.partition(":")[0]  # secretKey:… without a blank is a key
-                raise self._wrong(
-                    value, f"{shown!r} is no key of {what}", f"The keys are {', '.join(known)}."
+                shown = key.partition(":")[0]  # secretKey:… without a space is one long key
+                raise self._error(
+                    value, f"{shown!r} is not a key of {what}", f"The keys are {', '.join(known)}."
                 )
         return dict(node.value)
 
-    def _list(self, node: Node | None, what: str) -> list[Node]:
+    def _list(self, node: YamlNode | None, what: str) -> list[YamlNode]:
         if node is None or node.is_empty:
             return []
         if not isinstance(node.value, list):
-            raise self._wrong(node, f"there must be {what}", "Begin each line with a dash.")
+            raise self._error(node, f"there must be {what}", "Begin each line with a dash.")
         return list(node.value)
 
-    def _text(self, node: Node, what: str) -> str:
+    def _text(self, node: YamlNode, what: str) -> str:
         if not isinstance(node.value, str):
-            raise self._wrong(node, f"{what} must be text", "Write a single value.")
+            raise self._error(node, f"{what} must be text", "Write a single value.")
         return node.value
 
-    def _at(self, node: Node, parse: Callable[[str], T], text: str) -> T:
+    def _parse_at(self, node: YamlNode, parse: Callable[[str], T], text: str) -> T:
         try:
             return parse(text)
         except ConfigurationError as error:
-            raise self._wrong(node, str(error.fact), error.fix) from None
+            raise self._error(node, str(error.fact), error.fix) from None
 
-    def _wrong(self, node: Node, why: str, fix: str) -> ConfigurationError:
-        return _wrong(self._name, node.line, why, fix)
+    def _error(self, node: YamlNode, why: str, fix: str) -> ConfigurationError:
+        return _error_at(self._name, node.line, why, fix)
 
 
 DIRECTORY_FILES_MAX: Final = 1000
 _ENDINGS: Final = (".yml", ".yaml")
 
 
-class Texts(NamedTuple):
-    """What the files say: (path, content) in the order in which they count."""
+class RuleFiles(NamedTuple):
+    """The files of rules as they are on disk."""
 
-    items: tuple[tuple[str, bytes], ...]
+    contents: tuple[tuple[str, bytes], ...]
 
     def __repr__(self) -> str:
-        """Without what they say: secrets."""
-        return f"<{len(self.items)} files>"
+        """Return the number of files, without their contents, which are secret."""
+        return f"<{len(self.contents)} files>"
 
 
-class Source:
-    """Where the rules come from. Blocking; for another thread than the loop's."""
+class RuleSource:
+    """The files that access rules come from. Its methods block."""
 
     def __init__(self, files: Files, path: str, *, is_compatible: bool = False) -> None:
-        """`path` is the main file's; `is_compatible` reads as RocketMQ does."""
+        """Use the main file at `path` and the directory `acl` next to it.
+
+        `is_compatible` reads them as RocketMQ does.
+        """
         self._files = files
         self._is_compatible = is_compatible
         self.path = path
         self.directory = f"{path.rpartition('/')[0] or '.'}/acl"
 
     @classmethod
-    def of(cls, files: Files, config: ServerConfig) -> "Source":
-        """That of a server with these settings. Raises ConfigurationError without a file."""
+    def from_config(cls, files: Files, config: ServerConfig) -> "RuleSource":
+        """Return the source for a server with these settings.
+
+        Raises ConfigurationError if none of the configured main files exists.
+        """
         for path in config.acl_files:
             if files.exists(path):
                 return cls(files, path, is_compatible=config.acl_compatible)
         raise ConfigurationError(
-            "aclEnable=true, and there is no file of accounts "
-            f"({', '.join(config.acl_files) or 'none named'}).",
-            fix="Write plain_acl.yml there (`accounts:` with accessKey and secretKey), name"
-            " another file by plainAclFile, or set aclEnable=false.",
+            "aclEnable=true, but no file of accounts exists "
+            f"({', '.join(config.acl_files) or 'none is configured'}).",
+            fix="Write plain_acl.yml there (`accounts:` with accessKey and secretKey), configure"
+            " another file with plainAclFile, or set aclEnable=false.",
         )
 
-    def texts(self) -> Texts:
-        """The present content. Raises ConfigurationError when the main file is missing or the
-        directory holds too much, OSError when a file cannot be read."""
+    def read_files(self) -> RuleFiles:
+        """Return the current contents of all files, in order of precedence.
+
+        Raises ConfigurationError if the main file is missing or there are more than
+        `DIRECTORY_FILES_MAX` files, and OSError if a file cannot be read.
+        """
         if not self._files.exists(self.path):
             raise ConfigurationError(
-                f"{self.path} does not exist, and aclEnable=true refuses who is not in it.",
-                fix="Write it (`accounts:` with accessKey and secretKey), name another by"
-                " plainAclFile, or set aclEnable=false.",
+                f"{self.path} does not exist, but aclEnable=true requires a file of accounts.",
+                fix="Write it (`accounts:` with accessKey and secretKey), configure another file"
+                " with plainAclFile, or set aclEnable=false.",
             )
-        paths = [*self._below(self.directory, 0), self.path]
+        paths = [*self._paths_below(self.directory, 0), self.path]
         if len(paths) > DIRECTORY_FILES_MAX:
             raise ConfigurationError(
                 f"{self.directory} holds {len(paths)} files, the limit is {DIRECTORY_FILES_MAX}.",
                 fix="Merge some of them.",
             )
-        return Texts(tuple((path, self._content(path)) for path in paths))
+        return RuleFiles(tuple((path, self._read(path)) for path in paths))
 
-    def read(self, texts: Texts) -> Read:
-        """As `read_rules`, and warns of files that others can read."""
-        read = read_rules(texts, is_compatible=self._is_compatible)
-        exposed = [exposure(self._files, path) for path, _ in texts.items]
+    def load(self, texts: RuleFiles) -> LoadedRules:
+        """Return the rules of the files, with a warning for each file that other users can read.
+
+        Raises ConfigurationError as `load_rule_files` does.
+        """
+        read = load_rule_files(texts, is_compatible=self._is_compatible)
+        exposed = [exposure_warning(self._files, path) for path, _ in texts.contents]
         return read._replace(warnings=(*read.warnings, *filter(None, exposed)))
 
-    def _below(self, directory: str, depth: int) -> list[str]:
+    def _paths_below(self, directory: str, depth: int) -> list[str]:
         if depth > DEPTH_MAX or not self._files.exists(directory):
             return []
         found = []
@@ -438,10 +464,10 @@ class Source:
             if name.endswith(_ENDINGS):
                 found.append(path)
             elif "." not in name:
-                found += self._below(path, depth + 1)
+                found += self._paths_below(path, depth + 1)
         return found
 
-    def _content(self, path: str) -> bytes:
+    def _read(self, path: str) -> bytes:
         file = self._files.open(path)
         try:
             return file.pread(file.size(), 0)
@@ -449,26 +475,29 @@ class Source:
             file.close()
 
 
-def read_rules(texts: Texts, *, is_compatible: bool = False) -> Read:
-    """Raises ConfigurationError naming file, line and cure."""
+def load_rule_files(texts: RuleFiles, *, is_compatible: bool = False) -> LoadedRules:
+    """Parse the files and merge their rules, in order of precedence.
+
+    Raises ConfigurationError with file, line and fix if a file is invalid.
+    """
     loaded = [
-        load_rules(decoded(path, data), path, is_compatible=is_compatible)
-        for path, data in texts.items
+        load_rules(decode_text(path, data), path, is_compatible=is_compatible)
+        for path, data in texts.contents
     ]
-    return Read(
-        Rules.merged(one.rules for one in loaded),
+    return LoadedRules(
+        Rules.merge(one.rules for one in loaded),
         tuple(warning for one in loaded for warning in one.warnings),
     )
 
 
-def decoded(path: str, data: bytes) -> str:
-    """Raises ConfigurationError when it is no UTF-8."""
+def decode_text(path: str, data: bytes) -> str:
+    """Decode the content of the file at `path`. Raises ConfigurationError if it is not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigurationError(
-            f"{path}:{line} is no UTF-8 text.", fix="Save the file as UTF-8."
+            f"{path}:{line} is not UTF-8 text.", fix="Save the file as UTF-8."
         ) from None
 
 
@@ -476,34 +505,37 @@ Document = dict[str, Any]
 
 
 def with_account(text: str, access_key: str, changes: Mapping[str, Any], now_ms: int) -> str:
-    """`plain_acl.yml` with some keys of an account set; a new one when there is none."""
-    document = _read_document(text)
-    account = _find(document, access_key)
+    """Return `text` with `changes` applied to the keys of an account, which is added if missing.
+
+    `text` is the content of `plain_acl.yml`; `now_ms` is written to its `dataVersion`.
+    """
+    document = _parse_document(text)
+    account = _find_account(document, access_key)
     if account is None:
         account = {"accessKey": access_key}
         document[ACCOUNTS] = [*(document.get(ACCOUNTS) or []), account]
     account.update(changes)
-    return _written(document, now_ms)
+    return _render(document, now_ms)
 
 
 def without_account(text: str, access_key: str, now_ms: int) -> str | None:
-    """The same without this account; None when it is not there."""
-    document = _read_document(text)
-    if _find(document, access_key) is None:
+    """Return `text` without an account; None if it does not have the account."""
+    document = _parse_document(text)
+    if _find_account(document, access_key) is None:
         return None
     accounts = document[ACCOUNTS]
     document[ACCOUNTS] = [one for one in accounts if one.get("accessKey") != access_key]
-    return _written(document, now_ms)
+    return _render(document, now_ms)
 
 
 def with_white_addresses(text: str, addresses: list[str], now_ms: int) -> str:
-    """The same with this global white list."""
-    return _written({**_read_document(text), WHITE: addresses}, now_ms)
+    """Return `text` with `addresses` as the global white list."""
+    return _render({**_parse_document(text), WHITE: addresses}, now_ms)
 
 
 def version_of(text: str) -> tuple[int, int]:
-    """Counter and time (ms) of the last change by request; (0, 0) when there was none."""
-    return _version(_read_document(text))
+    """Return counter and time (ms) of the last change by request; (0, 0) if there was none."""
+    return _version(_parse_document(text))
 
 
 def _version(document: Document) -> tuple[int, int]:
@@ -518,29 +550,29 @@ def _version(document: Document) -> tuple[int, int]:
     return counter, time_ms
 
 
-def _read_document(text: str) -> Document:
-    builder = _Builder("plain_acl.yml", with_aliases=True)
-    root = builder.build(_without_tabs(text, "", []))
-    found = None if root is None else _plain(root)
+def _parse_document(text: str) -> Document:
+    builder = _YamlBuilder("plain_acl.yml", with_aliases=True)
+    root = builder.build(_replace_tabs(text, "", []))
+    found = None if root is None else _plain_value(root)
     return found if isinstance(found, dict) else {}
 
 
-def _find(document: Document, access_key: str) -> dict[str, Any] | None:
+def _find_account(document: Document, access_key: str) -> dict[str, Any] | None:
     for account in document.get(ACCOUNTS) or []:
         if account.get("accessKey") == access_key:
             return account  # type: ignore[no-any-return]
     return None
 
 
-def _written(document: Document, now_ms: int) -> str:
+def _render(document: Document, now_ms: int) -> str:
     counter = _version(document)[0] + 1
     document[DATA_VERSION] = [{"counter": counter, "timestamp": now_ms}]
     for account in document.get(ACCOUNTS) or []:
         if str(account.get("admin")).lower() in ("true", "yes", "on"):
-            account["admin"] = True  # RocketMQ takes no text for it
+            account["admin"] = True  # RocketMQ requires a Boolean
         elif "admin" in account:
             account["admin"] = False
-    # Every text as itself: 12345678 gets quotes, and an account stays one.
+    # The dumper quotes strings such as 12345678, so that they stay strings.
     text = yaml.dump(
         document, Dumper=_DUMPER, sort_keys=False, allow_unicode=True, default_flow_style=False
     )

@@ -1,27 +1,31 @@
-"""What each request needs: a table with a line for every code that a server answers.
+"""Verdicts on requests: what each request code requires, and whether an account satisfies it.
 
-    OPEN        a known account and its signature are enough
-    ADMIN       an admin account
-    a function  (fields, body) -> the topics and groups it touches, and what it does to them
+`REQUIREMENTS` has a row for each request code that a server answers:
 
-RocketMQ checks ten codes for topics and groups and eight for admin; whatever else is signed passes.
-Here every code has its decision (spec/acl; the page on security has the differences): who asks for
-a topic's or group's data needs its permission; what changes or shows the broker itself needs admin.
-A request that names no topic where it must (33, 36, and 37 of old clients) is decided once more by
-its handler, which knows the message.
+    ANY_ACCOUNT       a known account and a valid signature are enough
+    ADMIN_ONLY        the account must be an admin
+    with `resources`  a function returns the topics and groups that the request uses, and the
+                      permission that each of them requires
 
-The check of one request, in RocketMQ's order (spec/acl):
+RocketMQ checks ten codes for topics and groups and eight for admin, and lets every other signed
+request pass. Here every code has a requirement (spec/acl; the page on security lists the
+differences): reading the data of a topic or group requires its permission, and changing or showing
+the broker itself requires admin. VIEW_MESSAGE_BY_ID (33), CONSUMER_SEND_MSG_BACK (36) and the
+END_TRANSACTION (37) of old clients may not name the topic; their handlers check it again once they
+have read the message (`guard.Access`).
 
-    1  the address is in the global white list          allowed, whoever it is
-    2  no AccessKey, or one that no account has         refused
-    3  the address is in the account's white list       allowed, without signature
-    4  the signature                                    compared in constant time
-    5  a send to the trace or the staging topic         allowed: clients write there by themselves
-    6  an admin account                                 allowed everything
-    7  the request needs admin                          refused
-    8  each topic and group: its entry, or the default
+A request is checked in these steps, in RocketMQ's order (spec/acl):
 
-Requests are read only after the first three steps: who may do all needs no well-formed body here.
+    1  the address is in the global white list          allowed, to do everything
+    2  no access key, or an unknown one                 refused
+    3  the address is in the account's white list       allowed, without a signature
+    4  the signature is wrong                           refused; compared in constant time
+    5  a send to the trace or the staging topic         allowed: clients write there on their own
+    6  the account is an admin                          allowed
+    7  the request requires admin                       refused
+    8  each topic and group: its entry, or the default of the account
+
+The body is parsed only in step 8, so a request that is allowed before may have any body.
 """
 
 import hmac
@@ -29,55 +33,66 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account, Permission, Rules, numbers_of
+from sluicemq.acl.rules import (
+    GROUP_PREFIX,
+    PERMISSION_WORDS,
+    Account,
+    Permission,
+    Rules,
+    address_numbers,
+)
 from sluicemq.errors import ProtocolError
+from sluicemq.model.system_names import STAGING_TOPIC, TRACE_TOPIC
 from sluicemq.model.topic import DEFAULT_TOPIC, pop_origin
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import RequestCode as R
 from sluicemq.wire.popping import decode_pop_acks
 from sluicemq.wire.signature import ACCESS_KEY, CALL_SCHEME, SIGNATURE, call_date_ms, sign
-from sluicemq.wire.staging import STAGING_TOPIC
 
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
 Fields = Mapping[str, str]
 
 
 class Resource(NamedTuple):
-    """A topic, or the group g as `%RETRY%g`, and what the request does with it."""
+    """A topic, or the group g as `%RETRY%g`, and the permission that a request requires for it."""
 
     name: str
-    need: Permission
+    permission: Permission
 
 
 Resources = tuple[Resource, ...]
-Asks = Callable[[Fields, bytes], Resources]
+FindResources = Callable[[Fields, bytes], Resources]
 BODY_NAMES_MAX: Final = 10_000
 
 
-class Need(NamedTuple):
-    """A line of the table."""
+class Requirement(NamedTuple):
+    """What a request code requires of the account: a row of `REQUIREMENTS`."""
 
     is_admin: bool = False
-    asks: Asks | None = None
+    resources: FindResources | None = None
     text: str = ""
-    """What it asks for, in words; the page on security lists them."""
+    """The requirement in words, for the table of the page on security."""
 
 
-OPEN: Final = Need(text="an account")
-ADMIN: Final = Need(is_admin=True, text="admin")
+ANY_ACCOUNT: Final = Requirement(text="an account")
+ADMIN_ONLY: Final = Requirement(is_admin=True, text="admin")
 
 
 _WORDS: Final = {PUB: "PUB", SUB: "SUB", ANY: "PUB or SUB"}
 
 
-def group(name: str) -> str:
-    """A group as a resource. The prefix is added to any name, as in RocketMQ."""
+def group_resource(name: str) -> str:
+    """Return the resource name of a group. The prefix is added to any name, as in RocketMQ."""
     return GROUP_PREFIX + name
 
 
-def _fields(*, free: str = "", **names: Permission) -> Need:
-    """Resources in header fields: `group…` and `consumerGroup` are groups. An absent field asks for
-    nothing: its handler refuses the request. `free` is a name that everybody may use."""
+def _header_resources(*, free: str = "", **names: Permission) -> Requirement:
+    """Return a requirement on the topics and groups in header fields.
+
+    `names` maps a field to the permission that its value requires; fields called `group` or
+    `…Group` hold groups. An absent field requires nothing, because the handler refuses the request.
+    `free` is a value that every account may use.
+    """
 
     def ask(fields: Fields, body: bytes) -> Resources:
         found = []
@@ -85,88 +100,108 @@ def _fields(*, free: str = "", **names: Permission) -> Need:
             value = fields.get(name)
             if value and value != free:
                 is_group = "roup" in name
-                found.append(Resource(group(value) if is_group else value, need))
+                found.append(Resource(group_resource(value) if is_group else value, need))
         return tuple(found)
 
     words = (f"{_WORDS[need]} {name}" for name, need in names.items())
-    return Need(asks=ask, text=", ".join(words))
+    return Requirement(resources=ask, text=", ".join(words))
 
 
-def _send(name: str) -> Need:
+def _send_resource(name: str) -> Requirement:
+    """Return the requirement of a send whose topic is in the header field `name`.
+
+    A send to a retry topic requires SUB on the group, because consumers send there.
+    """
+
     def ask(fields: Fields, body: bytes) -> Resources:
         topic = fields.get(name)
         if topic is None:
             return ()
         return (Resource(topic, SUB if topic.startswith(GROUP_PREFIX) else PUB),)
 
-    return Need(asks=ask, text="PUB topic; of a retry topic SUB group")
+    return Requirement(resources=ask, text="PUB topic; of a retry topic SUB group")
 
 
-def _in_body(text: str, *, is_needed: bool = False, **paths: str) -> Need:
-    """Groups and topics in a JSON body: `consumers[].groupName` is that name in each object of the
-    list. An empty body, unless it `is_needed`, names nothing, as an absent field: the handler
-    refuses it."""
+def _body_resources(text: str, *, is_needed: bool = False, **paths: str) -> Requirement:
+    """Return a requirement of SUB on the groups and topics in a JSON body.
+
+    `paths` maps `group` or `topic` to a path in the body; `consumers[].groupName` is the field
+    `groupName` of each object in the list `consumers`. An empty body requires nothing unless
+    `is_needed`, because the handler refuses it. `text` describes the requirement.
+    """
 
     def ask(fields: Fields, body: bytes) -> Resources:
         if not body and not is_needed:
             return ()
         value = fastjson.loads(body)
         names = [
-            group(name) if kind == "group" else name
+            group_resource(name) if kind == "group" else name
             for kind, path in paths.items()
-            for name in _names(value, path.split("."))
+            for name in _values_at(value, path.split("."))
         ]
         return tuple(Resource(name, SUB) for name in dict.fromkeys(names))
 
-    return Need(asks=ask, text=text)
+    return Requirement(resources=ask, text=text)
 
 
-def _names(value: Any, path: list[str]) -> Iterator[str]:
-    """What stands at a path. An absent list is empty, null is none."""
+def _values_at(value: Any, path: list[str]) -> Iterator[str]:
+    """Yield the values at a path as strings. An absent list is empty.
+
+    Raises ProtocolError if the body has another structure, or more than `BODY_NAMES_MAX` items.
+    """
     if not isinstance(value, dict):
-        raise ProtocolError("The body has something else where an object must be.")
+        raise ProtocolError("The body has another value where an object is required.")
     step, rest = path[0], path[1:]
     if not rest:
         yield str(value.get(step))
     elif not step.endswith("[]"):
-        yield from _names(value.get(step), rest)
+        yield from _values_at(value.get(step), rest)
     else:
         items = value.get(step[:-2], [])
         if not isinstance(items, list) or len(items) > BODY_NAMES_MAX:
-            raise ProtocolError("The body has no list where one must be, or one too long.")
+            raise ProtocolError(
+                f"The body must have a list of at most {BODY_NAMES_MAX} items at {step[:-2]}."
+            )
         for item in items:
-            yield from _names(item, rest)
+            yield from _values_at(item, rest)
 
 
-def _acknowledged(fields: Fields, body: bytes) -> Resources:
-    """The topic is that of retries for messages that came again: who may read the one they were
-    sent to may read them."""
+def _ack_resources(fields: Fields, body: bytes) -> Resources:
+    """Return the resources of an acknowledgement.
+
+    A redelivered message has its retry topic in the request. The permission to consume the original
+    topic covers it.
+    """
     name, topic = fields.get("consumerGroup", ""), fields.get("topic", "")
-    return _popped([(name, pop_origin(topic, name))])
+    return _popped_resources([(name, pop_origin(topic, name))])
 
 
-def _popped(pairs: Iterable[tuple[str, str]]) -> Resources:
-    names = dict.fromkeys(name for g, topic in pairs for name in (topic, g and group(g)) if name)
+def _popped_resources(pairs: Iterable[tuple[str, str]]) -> Resources:
+    names = dict.fromkeys(
+        name for g, topic in pairs for name in (topic, g and group_resource(g)) if name
+    )
     return tuple(Resource(name, SUB) for name in names)
 
 
-_LOCK = _in_body("SUB group, SUB topics", group="consumerGroup", topic="mqSet[].topic")
-_PULL = _fields(topic=SUB, consumerGroup=SUB)
-_ACK = Need(asks=_acknowledged, text="SUB topic, which is the origin of a retry topic, SUB group")
-_TOPIC = _fields(topic=ANY)
-_GROUP = _fields(group=SUB, consumerGroup=SUB)
+_LOCK = _body_resources("SUB group, SUB topics", group="consumerGroup", topic="mqSet[].topic")
+_PULL = _header_resources(topic=SUB, consumerGroup=SUB)
+_ACK = Requirement(
+    resources=_ack_resources, text="SUB topic, which is the origin of a retry topic, SUB group"
+)
+_TOPIC = _header_resources(topic=ANY)
+_GROUP = _header_resources(group=SUB, consumerGroup=SUB)
 
-NEEDS: Final[dict[int, Need]] = {
+REQUIREMENTS: Final[dict[int, Requirement]] = {
     # producers
-    R.SEND_MESSAGE: _send("topic"),
-    R.SEND_MESSAGE_V2: _send("b"),
-    R.SEND_BATCH_MESSAGE: _send("b"),
-    R.SEND_REPLY_MESSAGE: _send("topic"),
-    R.SEND_REPLY_MESSAGE_V2: _send("b"),
-    R.RECALL_MESSAGE: _fields(topic=PUB),
-    R.END_TRANSACTION: _fields(topic=PUB),
-    R.SLUICE_COMMIT_EPOCH: Need(  # `topics` that its rows go to, separated by commas
-        asks=lambda fields, _body: tuple(
+    R.SEND_MESSAGE: _send_resource("topic"),
+    R.SEND_MESSAGE_V2: _send_resource("b"),
+    R.SEND_BATCH_MESSAGE: _send_resource("b"),
+    R.SEND_REPLY_MESSAGE: _send_resource("topic"),
+    R.SEND_REPLY_MESSAGE_V2: _send_resource("b"),
+    R.RECALL_MESSAGE: _header_resources(topic=PUB),
+    R.END_TRANSACTION: _header_resources(topic=PUB),
+    R.SLUICE_COMMIT_EPOCH: Requirement(  # `topics` that its rows go to, separated by commas
+        resources=lambda fields, _body: tuple(
             Resource(name, PUB) for name in fields.get("topics", "").split(",") if name
         ),
         text="PUB topics",
@@ -174,23 +209,25 @@ NEEDS: Final[dict[int, Need]] = {
     # consumers
     R.PULL_MESSAGE: _PULL,
     R.LITE_PULL_MESSAGE: _PULL,
-    R.CONSUMER_SEND_MSG_BACK: _fields(group=SUB),
+    R.CONSUMER_SEND_MSG_BACK: _header_resources(group=SUB),
     R.QUERY_CONSUMER_OFFSET: _PULL,
     R.UPDATE_CONSUMER_OFFSET: _PULL,
-    R.GET_CONSUMER_LIST_BY_GROUP: _fields(consumerGroup=SUB),
-    R.HEART_BEAT: _in_body(
+    R.GET_CONSUMER_LIST_BY_GROUP: _header_resources(consumerGroup=SUB),
+    R.HEART_BEAT: _body_resources(
         "SUB consumer groups, SUB subscribed topics",
         is_needed=True,
         group="consumerDataSet[].groupName",
         topic="consumerDataSet[].subscriptionDataSet[].topic",
     ),
-    R.UNREGISTER_CLIENT: _fields(consumerGroup=SUB),
-    R.CHECK_CLIENT_CONFIG: _in_body(
+    R.UNREGISTER_CLIENT: _header_resources(consumerGroup=SUB),
+    R.CHECK_CLIENT_CONFIG: _body_resources(
         "SUB group, SUB topic", group="group", topic="subscriptionData.topic"
     ),
     R.LOCK_BATCH_MQ: _LOCK,
     R.UNLOCK_BATCH_MQ: _LOCK,
-    R.QUERY_ASSIGNMENT: _in_body("SUB group, SUB topic", group="consumerGroup", topic="topic"),
+    R.QUERY_ASSIGNMENT: _body_resources(
+        "SUB group, SUB topic", group="consumerGroup", topic="topic"
+    ),
     R.POP_MESSAGE: _PULL,
     R.ACK_MESSAGE: _ACK,
     R.PEEK_MESSAGE: _PULL,
@@ -198,15 +235,15 @@ NEEDS: Final[dict[int, Need]] = {
     R.NOTIFICATION: _PULL,
     R.POLLING_INFO: _PULL,
     R.POP_ROLLBACK: _PULL,
-    R.BATCH_ACK_MESSAGE: Need(
-        asks=lambda _fields, body: _popped(
+    R.BATCH_ACK_MESSAGE: Requirement(
+        resources=lambda _fields, body: _popped_resources(
             [(ack.group, ack.topic) for ack in decode_pop_acks(body)] if body else []
         ),
         text="SUB topics, SUB groups",
     ),
-    # both, and who looks
-    R.QUERY_MESSAGE: _fields(topic=SUB),
-    R.VIEW_MESSAGE_BY_ID: _fields(topic=SUB),
+    # both, and tools
+    R.QUERY_MESSAGE: _header_resources(topic=SUB),
+    R.VIEW_MESSAGE_BY_ID: _header_resources(topic=SUB),
     R.SEARCH_OFFSET_BY_TIMESTAMP: _TOPIC,
     R.GET_MAX_OFFSET: _TOPIC,
     R.GET_MIN_OFFSET: _TOPIC,
@@ -214,53 +251,60 @@ NEEDS: Final[dict[int, Need]] = {
     R.GET_TOPIC_STATS_INFO: _TOPIC,
     R.GET_TOPIC_CONFIG: _TOPIC,
     R.QUERY_TOPIC_CONSUME_BY_WHO: _TOPIC,
-    R.QUERY_CONSUME_QUEUE: _fields(topic=SUB, consumerGroup=SUB),
-    R.QUERY_CONSUME_TIME_SPAN: _fields(topic=SUB, group=SUB),
-    R.QUERY_CORRECTION_OFFSET: _fields(compareGroup=SUB, topic=SUB),
+    R.QUERY_CONSUME_QUEUE: _header_resources(topic=SUB, consumerGroup=SUB),
+    R.QUERY_CONSUME_TIME_SPAN: _header_resources(topic=SUB, group=SUB),
+    R.QUERY_CORRECTION_OFFSET: _header_resources(compareGroup=SUB, topic=SUB),
     R.GET_CONSUMER_CONNECTION_LIST: _GROUP,
-    R.GET_CONSUME_STATS: _fields(consumerGroup=SUB, topic=SUB),
-    R.SLUICE_FILTERED_LAG: _fields(consumerGroup=SUB, topic=SUB),
-    R.SLUICE_IN_FLIGHT: _fields(consumerGroup=SUB, topic=SUB),
-    R.SLUICE_TRY_FILTER: _fields(topic=SUB, consumerGroup=SUB),
+    R.GET_CONSUME_STATS: _header_resources(consumerGroup=SUB, topic=SUB),
+    R.SLUICE_FILTERED_LAG: _header_resources(consumerGroup=SUB, topic=SUB),
+    R.SLUICE_IN_FLIGHT: _header_resources(consumerGroup=SUB, topic=SUB),
+    R.SLUICE_TRY_FILTER: _header_resources(topic=SUB, consumerGroup=SUB),
     R.QUERY_TOPICS_BY_CONSUMER: _GROUP,
-    R.QUERY_SUBSCRIPTION_BY_CONSUMER: _fields(group=SUB, topic=SUB),
+    R.QUERY_SUBSCRIPTION_BY_CONSUMER: _header_resources(group=SUB, topic=SUB),
     R.GET_SUBSCRIPTIONGROUP_CONFIG: _GROUP,
-    R.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: OPEN,
+    R.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: ANY_ACCOUNT,
     # name server
-    # TBW102 only says which brokers make topics by themselves: every producer may ask for it.
-    R.GET_ROUTEINFO_BY_TOPIC: _fields(free=DEFAULT_TOPIC, topic=ANY),
-    R.GET_KV_CONFIG: OPEN,
-    R.GET_KVLIST_BY_NAMESPACE: OPEN,
-    R.GET_BROKER_CLUSTER_INFO: OPEN,
-    R.GET_SYSTEM_TOPIC_LIST_FROM_NS: OPEN,
-    R.GET_BROKER_MEMBER_GROUP: OPEN,
-    R.QUERY_DATA_VERSION: ADMIN,
+    # The route of TBW102 only names the brokers that auto-create topics: all producers ask for it.
+    R.GET_ROUTEINFO_BY_TOPIC: _header_resources(free=DEFAULT_TOPIC, topic=ANY),
+    R.GET_KV_CONFIG: ANY_ACCOUNT,
+    R.GET_KVLIST_BY_NAMESPACE: ANY_ACCOUNT,
+    R.GET_BROKER_CLUSTER_INFO: ANY_ACCOUNT,
+    R.GET_SYSTEM_TOPIC_LIST_FROM_NS: ANY_ACCOUNT,
+    R.GET_BROKER_MEMBER_GROUP: ANY_ACCOUNT,
+    R.QUERY_DATA_VERSION: ADMIN_ONLY,
 }
-"""All others that a server answers: see `need_of`."""
+"""The requirement by request code; `requirement_of` has the default for other codes."""
 
 
-def need_of(code: int) -> Need:
-    """What a code needs; what is not in the table needs admin."""
-    return NEEDS.get(code, ADMIN)
+def requirement_of(code: int) -> Requirement:
+    """Return the requirement of a request code: that of the table, or else admin."""
+    return REQUIREMENTS.get(code, ADMIN_ONLY)
 
 
-FREE_TO_WRITE: Final = ("RMQ_SYS_TRACE_TOPIC", STAGING_TOPIC)
-"""Topics that clients write to by themselves. What is staged is seen by nobody until a commit,
-which needs PUB for the topics it goes to."""
+WRITABLE_BY_ALL: Final = (TRACE_TOPIC, STAGING_TOPIC)
+"""Topics that every account may write to, because clients do it on their own.
+
+Staged messages are invisible until a commit, which requires PUB on the topics of destination.
+"""
 
 
 class Verdict(NamedTuple):
-    """`reason` is "" when allowed, else a sentence for the caller; `rule` is what decided, with the
-    file and line, for `sluice acl check`. `account` is who asked, None for an address."""
+    """Whether a request is allowed, and why."""
 
     is_allowed: bool
     reason: str
+    """Why it is refused, as a sentence for the client; "" if it is allowed."""
     rule: str
+    """The rule that decided, with file and line, for `sluice acl check`."""
     account: Account | None = None
+    """The account of the request; None if its address alone decided."""
 
 
 class Request(NamedTuple):
-    """What a verdict is about; `host` is the caller's address without port."""
+    """The parts of a request that a verdict depends on.
+
+    `host` is the client's address without port.
+    """
 
     code: int
     fields: Mapping[str, str]
@@ -270,7 +314,10 @@ class Request(NamedTuple):
 
 
 def identify(rules: Rules, request: Request) -> Verdict:
-    """Steps 1 to 4: who is it? Allowed without an account: by address, to do anything."""
+    """Return the verdict of steps 1 to 4, with the account of the request.
+
+    If the verdict is allowed without an account, the address alone allows the client everything.
+    """
 
     def is_signed(secret_key: str) -> bool:
         expected = sign(request.fields, request.body, secret_key, version=request.version)
@@ -283,11 +330,12 @@ def identify(rules: Rules, request: Request) -> Verdict:
 def identify_call(
     rules: Rules, authorization: str, date_time: str, host: str, *, now_ms: int, age_s_max: int
 ) -> Verdict:
-    """Return the account of a gRPC call with these two headers, of which the second is all that is
-    signed (spec/grpc.md §1).
+    """Return the verdict of steps 1 to 4 on a gRPC call, with its account.
 
-    So whoever has read the headers of a call can send others with them. `age_s_max` bounds for how
-    long: a date that is farther from `now_ms`, or is none, is refused; 0 is no bound.
+    `authorization` and `date_time` are headers of the call. The signature covers only the date
+    (spec/grpc.md §1), so anyone who has read these headers can send other calls with them.
+    `age_s_max` limits for how long: the call is refused if its date is invalid or differs from
+    `now_ms` by more seconds. 0 means no limit.
     """
     scheme, _, rest = authorization.partition(" ")
     parts = dict(part.strip().partition("=")[::2] for part in rest.split(","))
@@ -307,8 +355,8 @@ def identify_call(
     far = (
         "is not a date: write it as 20261128T094500Z"
         if date_ms is None
-        else f"is {abs(now_ms - date_ms) / 1000:.3f} s from the proxy's clock, the limit is "
-        f"{age_s_max} s (sluiceGrpcDateSeconds): set the clock of the client"
+        else f"differs by {abs(now_ms - date_ms) / 1000:.3f} s from the proxy's clock, the limit "
+        f"is {age_s_max} s (sluiceGrpcDateSeconds): correct the client's clock"
     )
     return Verdict(
         False,
@@ -317,13 +365,16 @@ def identify_call(
     )
 
 
-def tried(
+def try_without_signature(
     rules: Rules, access_key: str | None, host: str, judge: Callable[[Account], Verdict]
 ) -> Verdict:
-    """Steps 1 to 3, then what `judge` says of the account, as if the signature were right; without
-    a `host` no white list. Raises what `judge` raises."""
+    """Return the verdict on an account as if its signature were right, for `sluice acl check`.
+
+    Runs steps 1 to 3, then returns what `judge` returns for the account. With "" as `host` the
+    white lists are ignored. Raises what `judge` raises.
+    """
     if not host:
-        known = {name: replace(one, white=None) for name, one in rules.accounts.items()}
+        known = {name: replace(one, white_addresses=None) for name, one in rules.accounts.items()}
         rules = Rules(known)
     verdict = _identify(rules, host, access_key or None, lambda _secret: True)
     return verdict if verdict.account is None else judge(verdict.account)
@@ -332,8 +383,8 @@ def tried(
 def _identify(
     rules: Rules, host: str, access_key: str | None, is_signed: Callable[[str], bool]
 ) -> Verdict:
-    numbers = numbers_of(host)
-    for pattern in rules.white:
+    numbers = address_numbers(host)
+    for pattern in rules.white_addresses:
         if pattern.matches(numbers):
             return Verdict(True, "", f"globalWhiteRemoteAddresses {pattern.text}")
     if access_key is None:
@@ -341,8 +392,8 @@ def _identify(
     account = rules.accounts.get(access_key)
     if account is None:
         return Verdict(False, f"No acl config for {access_key}", "no such account")
-    if account.white is not None and account.white.matches(numbers):
-        rule = f"{account.origin} whiteRemoteAddress {account.white.text}"
+    if account.white_addresses is not None and account.white_addresses.matches(numbers):
+        rule = f"{account.origin} whiteRemoteAddress {account.white_addresses.text}"
         return Verdict(True, "", rule, None)
     if not is_signed(account.secret_key):
         return Verdict(
@@ -354,9 +405,11 @@ def _identify(
 
 
 def authorize(account: Account, request: Request) -> Verdict:
-    """Steps 5 to 8, for an account whose signature is right. Raises ProtocolError when the body,
-    which names topics and groups, cannot be read."""
-    code, need = request.code, need_of(request.code)
+    """Return the verdict of steps 5 to 8 on a request of an account whose signature is right.
+
+    Raises ProtocolError if the body, which names topics and groups, cannot be parsed.
+    """
+    code, need = request.code, requirement_of(request.code)
     if account.is_admin:
         return Verdict(True, "", f"{account.origin} admin: true", account)
     if need.is_admin:
@@ -367,30 +420,30 @@ def authorize(account: Account, request: Request) -> Verdict:
             f"{account.origin} admin: false",
             account,
         )
-    if need.asks is None:
-        return Verdict(True, "", f"request code {code} needs an account alone", account)
+    if need.resources is None:
+        return Verdict(True, "", f"request code {code} only needs an account", account)
     rule = ""
-    for resource in need.asks(request.fields, request.body):
-        verdict = decide(account, resource)
+    for resource in need.resources(request.fields, request.body):
+        verdict = authorize_resource(account, resource)
         if not verdict.is_allowed:
             return verdict
         rule = verdict.rule
     return Verdict(True, "", rule or f"request code {code} names no topic or group", account)
 
 
-def decide(account: Account, resource: Resource) -> Verdict:
-    """One topic or group."""
+def authorize_resource(account: Account, resource: Resource) -> Verdict:
+    """Return the verdict on the use of one topic or group by an account."""
     name, need = resource
     if account.is_admin:
         return Verdict(True, "", f"{account.origin} admin: true", account)
-    if name in FREE_TO_WRITE and need & Permission.PUB:
+    if name in WRITABLE_BY_ALL and need & Permission.PUB:
         return Verdict(True, "", f"every account may write to {name}", account)
     owned, is_explicit = account.permission(name)
     kind = "group" if name.startswith(GROUP_PREFIX) else "topic"
     shown = name.removeprefix(GROUP_PREFIX)
     default = f"default{kind.capitalize()}Perm"
     entry = f"{kind}Perms {shown}" if is_explicit else f"{default} for {shown}"
-    rule = f"{account.origin} {entry}={WORD_OF[owned]}"
+    rule = f"{account.origin} {entry}={PERMISSION_WORDS[owned]}"
     if owned & need:
         return Verdict(True, "", rule, account)
     what = "permission" if is_explicit else "default permission"

@@ -1,12 +1,14 @@
-"""What the broker does by itself on the loop's thread, in slices (`Slice`, `Worker`): a slice lasts
-so long, or does so many things. A part with a hundred thousand things to do asks `is_over` between
-two of them. The clock is read only now and then; under one that stands still (a test's) the count
-is the limit. Long answers to requests are in `net.work.background`.
+"""Work that the broker does by itself on the event loop's thread, in time slices.
 
-What delivers delayed messages, or marks transactions as done, remembers where to go on. That place
-may be written to disk only when everything before it is on disk; otherwise a crash would leave a
-place behind messages that are gone. So each place goes with the end of the log at that time
-(`Progress`).
+Delivering delayed messages or checking transactions may find a hundred thousand things to do. Such
+a job works in slices: a `TimeSlice` ends after some milliseconds or after a number of steps,
+whichever comes first. The job asks `is_over` between two steps, and a `SliceWorker` runs its next
+slice in a later iteration of the loop. (Long answers to requests are in `net.work.background`.)
+
+A job that reads a queue remembers where to continue (`Progress`). That offset may be saved only
+when everything that the job stored before it is on disk. Otherwise a crash would lose messages and
+keep an offset beyond them. Therefore each offset is noted together with the end of the commit log
+at the time.
 """
 
 import logging
@@ -15,52 +17,64 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from sluicemq.clock import Clock
-from sluicemq.net.work.background import Steps
-from sluicemq.store.gather import Judgement
+from sluicemq.net.work.background import WorkItem
+from sluicemq.store.gather import PostponedWork
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-LOOK_EVERY: Final = 16
-_MARKS_MAX: Final = 4096
+CLOCK_CHECK_STEPS: Final = 16
+"""A time slice reads the clock once for this number of steps."""
+_ENTRIES_MAX: Final = 4096
+"""Offsets that a `Progress` notes until the log is synced up to them."""
 
 
-def after(judgement: Judgement, again: Callable[[], T]) -> Steps[T]:
-    """The same once more, when what a read has to know first is known."""
-    judgement.keep((yield judgement.run))
-    return again()
+def retry_after(judgement: PostponedWork, retry: Callable[[], T]) -> WorkItem[T]:
+    """Run `judgement` on another thread, keep its result for the next read, and return `retry()`.
+
+    A read returns a judgement when it needs the outcome of an expensive filter first.
+    """
+    judgement.store_result((yield judgement.run))
+    return retry()
 
 
-class Slice:
-    """Begins now. `now_ms` is the time at which it began."""
+class TimeSlice:
+    """A limit of time and steps for one piece of work. It begins when it is created.
 
-    __slots__ = ("_clock", "_end_s", "_next_look", "left", "now_ms")
+    Under a clock that stands still, as in tests, only the number of steps limits the work.
+    """
+
+    __slots__ = ("_clock", "_end_s", "_next_check", "now_ms", "remaining")
 
     def __init__(self, clock: Clock, seconds: float, count_max: int) -> None:
+        """Allow `seconds` and `count_max` steps, whichever ends first."""
         self._clock = clock
         self._end_s = clock.monotonic_s() + seconds
-        self._next_look = count_max - LOOK_EVERY
-        self.left = count_max
-        """How many things may still be done."""
+        self._next_check = count_max - CLOCK_CHECK_STEPS
+        self.remaining = count_max
+        """The number of steps that may still be done; 0 once the time is over."""
         self.now_ms = clock.now_ms()
+        """The wall-clock time at which the slice began, in ms since 1970."""
 
     @property
     def is_over(self) -> bool:
-        return self.left <= 0
+        """Whether no step may be done any more."""
+        return self.remaining <= 0
 
-    def done(self, count: int = 1) -> None:
-        """So many things are done."""
-        self.left = max(self.left - count, 0)
-        if self.left <= self._next_look:
-            self._next_look = self.left - LOOK_EVERY
+    def count_done(self, count: int = 1) -> None:
+        """Count `count` steps that were done, and end the slice if its time is over."""
+        self.remaining = max(self.remaining - count, 0)
+        if self.remaining <= self._next_check:
+            self._next_check = self.remaining - CLOCK_CHECK_STEPS
             if self._clock.monotonic_s() >= self._end_s:
-                self.left = 0
+                self.remaining = 0
 
 
-class Worker:
-    """Work that is done a slice at a time: `soon`, or after a pause when something went wrong."""
+class SliceWorker:
+    """Runs a job one slice at a time, and lets it pause after a failure."""
 
     PAUSE_S: Final = 0.1
+    """The pause after a failure, in seconds."""
 
     def __init__(
         self,
@@ -68,61 +82,71 @@ class Worker:
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
+        """Create a worker that is not enabled yet. `run` does one slice of the job."""
         self._run = run
         self._clock = clock
         self._call_soon = call_soon
-        self._is_coming = False
-        self._complaint = ""
-        self.is_on = False
+        self._is_scheduled = False
+        self._last_failure = ""
+        self.is_enabled = False
+        """Whether `schedule` has an effect. The owner sets it when the job may run."""
         self.paused_until_s = 0.0
+        """The monotonic time until which the job pauses."""
 
-    def soon(self) -> None:
-        """A slice in the loop's next turn."""
-        if self.is_on and not self._is_coming:
-            self._is_coming = True
+    def schedule(self) -> None:
+        """Run a slice in the next iteration of the loop, unless one is scheduled."""
+        if self.is_enabled and not self._is_scheduled:
+            self._is_scheduled = True
 
-            def come() -> None:
-                self._is_coming = False
+            def run_slice() -> None:
+                self._is_scheduled = False
                 self._run()
 
-            self._call_soon(come)
+            self._call_soon(run_slice)
 
     @property
     def is_paused(self) -> bool:
+        """Whether the job pauses after a failure. The job itself must check it."""
         return self._clock.monotonic_s() < self.paused_until_s
 
-    def failed(self, what: str) -> None:
-        """Pause; log what is wrong unless that was the last thing said."""
+    def pause_after_failure(self, text: str) -> None:
+        """Pause for `PAUSE_S`, and log `text` unless it equals the text of the last failure."""
         self.paused_until_s = self._clock.monotonic_s() + self.PAUSE_S
-        if what != self._complaint:
-            self._complaint = what
-            log.error("%s", what)
+        if text != self._last_failure:
+            self._last_failure = text
+            log.error("%s", text)
 
-    def succeeded(self) -> None:
-        self._complaint = ""
+    def clear_failure(self) -> None:
+        """Forget the last failure after a success, so that the next one is logged."""
+        self._last_failure = ""
 
 
 class Progress:
-    """`value` is where to go on now; `safe` where to go on after a crash."""
+    """The offset from which a job continues, and the one from which it may continue after a crash.
 
-    __slots__ = ("_marks", "_safe", "value")
+    The second one is behind while the messages that the job stored are not on disk.
+    """
+
+    __slots__ = ("_durable_value", "_entries", "value")
 
     def __init__(self, value: int) -> None:
         self.value = value
-        self._safe = value
-        self._marks: deque[tuple[int, int]] = deque()
+        """The offset from which the job continues now."""
+        self._durable_value = value
+        self._entries: deque[tuple[int, int]] = deque()
+        """Offsets with the end of the log when they were reached, in order."""
 
     def advance(self, value: int, log_end: int) -> None:
-        """Everything before `value` is stored, and the log ends at `log_end`."""
+        """Set the offset to `value`. All that was stored before it ends at position `log_end`."""
         self.value = value
-        marks = self._marks
-        if len(marks) == _MARKS_MAX:  # nobody asks: a later place says the same
-            marks.pop()
-        marks.append((value, log_end))
+        entries = self._entries
+        if len(entries) == _ENTRIES_MAX:  # a later offset makes the last one superfluous
+            entries.pop()
+        entries.append((value, log_end))
 
-    def safe(self, synced_offset: int) -> int:
-        """The newest value whose log is on disk up to `synced_offset`."""
-        marks = self._marks
-        while marks and marks[0][1] <= synced_offset:
-            self._safe = marks.popleft()[0]
-        return self._safe
+    def durable_value(self, synced_offset: int) -> int:
+        """Return the newest offset that may be saved if the log is synced up to `synced_offset`."""
+        entries = self._entries
+        while entries and entries[0][1] <= synced_offset:
+            self._durable_value = entries.popleft()[0]
+        return self._durable_value

@@ -1,28 +1,28 @@
-"""The small JSON files of a broker (store/config/*.json): rewritten whole, the last kept as .bak.
+"""The small JSON files of a broker (store/config/*.json), their journals and identity files.
 
-A table is copied on the loop's thread; rendering and writing it (with its fsync) may happen in the
-executor. A file that cannot be written stays marked as changed and is tried again.
+A `Document` is written as a whole; the last edition remains as .bak. The table is copied on the
+loop's thread. Rendering and writing it, with the fsync, may happen on another thread. A document
+that cannot be written stays marked as changed, and is written the next time.
 
-A file of ten thousand topics takes many milliseconds to write; the change of one is a line of its
-journal, which keeps the changes since the file was last written:
+*Journals.* Writing a file of ten thousand topics takes many milliseconds. Therefore a single change
+is a line in the journal of the file, which contains the changes since the file was last written:
 
-    config/topics.json              as RocketMQ reads it: a second late at most, right at every stop
-    config/topics.json.journal-7    a line a change: checksum, JSON
+    config/topics.json              as RocketMQ reads it: up to date within a second, and at a stop
+    config/topics.json.journal-7    one line per change: checksum and JSON
 
-A change is in the journal before it is in the table, so that a full disk refuses it, and on disk
-before it is answered. Whoever writes the file begins a new journal with the table's version of that
-moment, and removes the older ones when the file is on disk.
+- A change is written to the journal before it is made in memory, so that a full disk refuses it. It
+  is synced before it is answered.
+- Writing the file starts a new journal, which begins with the version of the table at that moment.
+  When the file is on disk, the older journals are removed.
+- A start repeats the changes after the version that the file has. If no journal contains that
+  version, another program has written the file since (a Java broker, or a restored backup). Then
+  only topics or groups that the file does not contain are taken from the journal.
+- An incomplete line was never answered. A power failure may also have lost a line and kept the next
+  one, neither of which was answered. So every readable line counts.
 
-At the start the changes behind the file's version are made again. A version that stands in no
-journal means that somebody else has written the file since, a Java broker or a backup put back:
-then only names that the file does not have are taken from the journal.
-
-A document whose offsets mean something in this store alone has an identity file beside it
-(`Document.identify`). A start learns from it whether the file is the one that this broker wrote
-last (`is_doubtful`), and not an older copy or that of another store.
-
-A line that is cut short was never answered. Power that fails may also have lost a line and kept the
-next one, neither of them answered: whatever can be read counts.
+*Identity files.* A document with offsets is meaningful only for the commit log beside it. Its
+identity file tells a start whether the document is the one that this broker wrote last, and not an
+older copy or that of another store (`Document.use_identity_file`, `Document.is_doubtful`).
 """
 
 import contextlib
@@ -30,22 +30,23 @@ import errno
 import logging
 import threading
 import zlib
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 from sluicemq.errors import ProtocolError, StoreError, StoreFullError
 from sluicemq.files import File, Files, fix_of, load_text, replace_text
-from sluicemq.model.topic import DataVersion
-from sluicemq.store.identity import (
+from sluicemq.files.identity import (
     NO_RECORD,
     TEXT_BEFORE,
+    FileState,
     FileVerdict,
     IdentityFile,
-    State,
     is_last_text,
     read_identity,
     text_checksum,
 )
+from sluicemq.model.topic import DataVersion
+from sluicemq.net.work.background import fast_thread_switching
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson
 from sluicemq.wire.declare import load_object, take_object, take_text
@@ -57,40 +58,56 @@ _CHECKSUM_CHARACTERS: Final = 8
 
 
 class Change(NamedTuple):
-    """An item of a table from a version on; `value` is None when it was removed. Without a name:
-    where a journal begins."""
+    """A line of a journal: the change of one topic or group."""
 
     version: DataVersion
+    """The version of the table after the change."""
     name: str
+    """The name of the topic or group; "" in the first line of a journal, which has no change."""
     value: Mapping[Any, Any] | None
+    """The new settings as a JSON object; None if the topic or group was deleted."""
 
 
 class Journal:
-    """The journals of one file. Methods belong to the loop's thread and return what blocks."""
+    """The journals of one document.
+
+    Its methods run on the loop's thread, except `read`, which blocks. They return the blocking part
+    of their work as a function, which may run on another thread.
+    """
 
     def __init__(self, files: Files, path: str) -> None:
+        """Use the journals beside the document at `path`."""
         self._files = files
         self._directory, _, name = path.rpartition("/")
         self._prefix = f"{name}.journal-"
         self._number = 0
+        """The number of the journal to which changes are appended."""
         self._base = DataVersion()
+        """The version of the table at the end of that journal."""
         self._end = 0
+        """The size of that journal in bytes."""
         self._present: set[int] = set()
+        """The numbers of the journals that exist."""
         self._open: dict[int, File] = {}
         self._unsynced: set[int] = set()
-        self._named: set[int] = set()
-        """Those whose names are on disk."""
+        """Journals that were written to since the last sync."""
+        self._linked: set[int] = set()
+        """Journals whose directory entry is on disk."""
         self._failed: set[int] = set()
-        """Those of which a sync failed: never trust a later success."""
+        """Journals whose sync failed. A later success proves nothing, so they are not used."""
         self._io = threading.Lock()
-        """No file is closed while it is synced."""
+        """Held while a journal is synced or closed."""
 
     def read(self) -> list[Change]:
-        """Blocking: every change that can be read, in order. Raises OSError."""
+        """Return every change that can be read, in order. Blocks. Raises OSError."""
         changes: list[Change] = []
         names = self._files.names(self._directory)
-        ends = [name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix)]
-        self._present = {int(end) for end in ends if end.isascii() and end.isdigit()}
+        suffixes = [
+            name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix)
+        ]
+        self._present = {
+            int(suffix) for suffix in suffixes if suffix.isascii() and suffix.isdigit()
+        }
         for number in sorted(self._present):
             file = self._files.open(self._path(number))
             try:
@@ -98,22 +115,27 @@ class Journal:
             finally:
                 file.close()
             lines = content.split(b"\n")
-            found = [_parsed(line) for line in lines[:-1]]
-            good = [change for change in found if change is not None]
-            if found[: len(good)] != good:
+            parsed = [_parse_line(line) for line in lines[:-1]]
+            readable = [change for change in parsed if change is not None]
+            if parsed[: len(readable)] != readable:
                 log.error(
-                    "%s: %d lines before good ones cannot be read: the power failed before they "
-                    "were answered, or the disk is damaged and these changes are lost",
-                    self._path(number), len(found) - len(good),
-                )  # fmt: skip
-            changes += good
+                    "%s: %d lines before readable ones cannot be read. Either the power failed "
+                    "before they were answered, or the disk is damaged and these changes are lost.",
+                    self._path(number),
+                    len(parsed) - len(readable),
+                )
+            changes += readable
             self._number = number
         return changes
 
-    def begin(self, version: DataVersion) -> Callable[[], None]:
-        """Later changes go to a new journal. Returns what removes the older ones (blocking)."""
+    def rotate(self, version: DataVersion) -> Callable[[], None]:
+        """Start a new journal for the changes after `version`.
+
+        Return a function that removes the older journals. It blocks, and must be called only when
+        the document is on disk with that version.
+        """
         old = sorted(self._present)
-        self._next(version)
+        self._start_next(version)
 
         def remove() -> None:
             with self._io:
@@ -126,15 +148,15 @@ class Journal:
 
         return remove
 
-    def _next(self, version: DataVersion) -> None:
+    def _start_next(self, version: DataVersion) -> None:
         self._number += 1
         self._base = version
         self._end = 0
 
     def append(self, *changes: Change) -> None:
-        """Write changes, all or none. Raises OSError."""
+        """Write changes, all or none, without a sync. Raises OSError."""
         if self._number in self._failed:
-            self._next(self._base)
+            self._start_next(self._base)
         number = self._number
         file = self._open.get(number)
         if file is None:
@@ -142,9 +164,9 @@ class Journal:
             file = self._files.open(self._path(number), create=True)
             self._open[number] = file
             self._present.add(number)
-        data = b"".join(map(_line, changes))
+        data = b"".join(map(_encode_line, changes))
         if not self._end:
-            data = _line(Change(self._base, "", None)) + data
+            data = _encode_line(Change(self._base, "", None)) + data
         try:
             file.pwrite(data, self._end)
         except OSError:
@@ -155,18 +177,22 @@ class Journal:
         self._base = changes[-1].version
         self._unsynced.add(number)
 
-    def sync(self) -> Callable[[], None] | None:
-        """What makes every change so far durable (blocking, raises OSError); None: they are."""
+    def prepare_sync(self) -> Callable[[], None] | None:
+        """Return a function that makes every change so far durable, or None if they are durable.
+
+        The function blocks, and raises OSError.
+        """
         numbers, self._unsynced = self._unsynced, set()
 
         def sync() -> None:
             with self._io:
-                for number in sorted(numbers & self._open.keys()):  # others are in the file
+                # Changes of journals that are closed by now are in the document.
+                for number in sorted(numbers & self._open.keys()):
                     try:
                         self._open[number].sync()
-                        if number not in self._named:
+                        if number not in self._linked:
                             self._files.sync_directory(self._directory)
-                            self._named.add(number)
+                            self._linked.add(number)
                     except OSError:
                         self._failed.add(number)
                         raise
@@ -177,15 +203,18 @@ class Journal:
         return f"{self._directory}/{self._prefix}{number}"
 
 
-def _line(change: Change) -> bytes:
+def _encode_line(change: Change) -> bytes:
     values = {
-        "name": change.name, "value": change.value, "version": data_version_object(change.version)
-    }  # fmt: skip
+        "name": change.name,
+        "value": change.value,
+        "version": data_version_object(change.version),
+    }
     text = fastjson.dumps(values)
     return b"%08x %b\n" % (zlib.crc32(text), text)
 
 
-def _parsed(line: bytes) -> Change | None:
+def _parse_line(line: bytes) -> Change | None:
+    """Return the change in a line of a journal, or None if the line is damaged."""
     checksum, text = line[:_CHECKSUM_CHARACTERS], line[_CHECKSUM_CHARACTERS + 1 :]
     if checksum != b"%08x" % zlib.crc32(text):
         return None
@@ -201,56 +230,66 @@ def _parsed(line: bytes) -> Change | None:
 
 T = TypeVar("T")
 Text = str | Callable[[], str]
-"""What is written, or what makes it of values that do not change, where it may take its time."""
+"""The text of a document, or a function that returns it. The function runs on another thread, so it
+uses only values that do not change."""
 
 
 class DocumentIdentity:
-    """The identity file of a document: which text this broker wrote last, and beside which log.
+    """The identity file of a document: which text this broker wrote last, and for which log.
 
-    It names no incarnation, since the files of a master are those of its slaves too: the first
-    record of the log says which store it is. It is written before the document, with the checksum
-    of the text before as well, so that a kill between the two does not matter.
+    It contains no incarnation, because slaves copy the files of their master. The first record of
+    the log identifies the store instead. The identity file is written before the document, and also
+    contains the checksum of the previous text. So a crash between the two writes does no harm.
     """
 
     def __init__(self, files: Files, path: str, store: Store) -> None:
         self._file = IdentityFile(files, path, "")
         self._files, self._path, self._store = files, path, store
         self._last = 0
-        """Checksum of the text that is on disk."""
+        """The checksum of the text that is on disk."""
 
     def check(self, text: str | None) -> FileVerdict:
-        """Return how far a document with this text (None: it is missing) may be trusted. UNKNOWN:
-        no broker with identities has written it. Raises OSError."""
+        """Return how far a document with this text may be trusted. None means that it is missing.
+
+        UNKNOWN means that the document has no identity file: RocketMQ or an older broker wrote it.
+        Raises OSError.
+        """
         self._last = text_checksum(text)
         found = read_identity(self._files, self._path)
-        if found is None or found.state is not State.SEALED:
+        if found is None or found.state is not FileState.SEALED:
             return FileVerdict.UNKNOWN
-        if not found.is_of("", self._store.record_source):
+        if not found.matches("", self._store.record_source):
             return FileVerdict.FOREIGN
         return FileVerdict.SEALED if is_last_text(found, text) else FileVerdict.CHANGED
 
     def mark_sealed(self, text: str) -> None:
-        """Note, durably, that the document is about to become `text`. Blocking. Raises OSError."""
+        """Write durably that the document is about to become `text`. Blocks. Raises OSError."""
         source = self._store.record_source
         is_empty = source.start >= self._store.synced_offset
         position, checksum = NO_RECORD if is_empty else source.start, text_checksum(text)
         self._file.mark_sealed(source, position, checksum, {TEXT_BEFORE: self._last})
 
-    def written(self, text: str) -> None:
-        """Note that the document is `text` now: it becomes the text before the next one."""
+    def note_written(self, text: str) -> None:
+        """Note that the document now has this text, for the next `mark_sealed`."""
         self._last = text_checksum(text)
 
 
 class Document:
-    """One file. `changed` says that the table differs from what was written last.
-
-    `version` tells that of the table, of one with a journal.
-    """
+    """One JSON file of a broker, with an optional journal and an optional identity file."""
 
     __slots__ = (
-        "_edition", "_files", "_identity", "_journal", "_lock", "_render", "_version", "_written",
-        "changed", "path", "verdict",
-    )  # fmt: skip
+        "_edition",
+        "_files",
+        "_identity",
+        "_journal",
+        "_lock",
+        "_render",
+        "_version",
+        "_written",
+        "changed",
+        "path",
+        "verdict",
+    )
 
     def __init__(
         self,
@@ -259,6 +298,11 @@ class Document:
         render: Callable[[], Text],
         version: Callable[[], DataVersion] | None = None,
     ) -> None:
+        """Create a document for the file at `path`.
+
+        `render` returns the text of the table as it is now. `version` returns the version of the
+        table; it is needed for a journal only.
+        """
         self._files = files
         self._render = render
         self._version = version or DataVersion
@@ -267,31 +311,35 @@ class Document:
         self._edition = self._written = 0
         self.path = path
         self.changed = False
+        """Whether the table differs from what was last written. Set it after each change."""
         self._identity: DocumentIdentity | None = None
         self.verdict = FileVerdict.UNKNOWN
-        """Whether what was loaded is what this broker wrote last: see `identify`."""
+        """How far the loaded content may be trusted; UNKNOWN without `use_identity_file`."""
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether what was loaded is not what this broker wrote last."""
+        """Whether the loaded content is not what this broker wrote last to this store."""
         return self.verdict in (FileVerdict.CHANGED, FileVerdict.FOREIGN)
 
-    def identify(self, store: Store) -> None:
-        """Keep an identity file beside the document, whose offsets mean something in
-        `store` alone. To be called before `load`, which then sets `verdict`: it is doubtful if the
-        file was replaced by an older copy or that of another store, was removed, or was written by
-        RocketMQ or a person. What follows from that is the owner's to say and to log."""
+    def use_identity_file(self, store: Store) -> None:
+        """Keep an identity file beside the document, because its offsets are those of `store`.
+
+        Call this before `load`, which then sets `verdict`. The document is doubtful if the file was
+        removed, was replaced by an older copy or that of another store, or was written by RocketMQ
+        or a person. The owner of the document decides what to do then, and logs it.
+        """
         self._identity = DocumentIdentity(self._files, self.path, store)
 
     def load(self, parse: Callable[[str], T]) -> T | None:
-        """The parsed file, or its .bak when it is broken; None when there is none.
+        """Return `parse(text)` of the file, or of its .bak if the file is damaged or missing.
 
-        Raises StoreDamagedError when both are broken, StoreError when one cannot be read.
+        Return None if there is neither. `parse` raises ValueError or ProtocolError for a damaged
+        text. Raises StoreDamagedError if no edition can be parsed, StoreError if one cannot be
+        read.
         """
-
         read: list[str] = []
 
-        def parsed(text: str) -> T:
+        def parse_and_note(text: str) -> T:
             try:
                 value = parse(text)
             except ProtocolError as error:
@@ -300,39 +348,47 @@ class Document:
             return value
 
         try:
-            found = load_text(self._files, self.path, parsed)
+            value = load_text(self._files, self.path, parse_and_note)
             if self._identity is not None:
                 self.verdict = self._identity.check(read[-1] if read else None)
         except OSError as error:
             raise self._unreadable(error) from error
-        return found
+        return value
 
-    def journaled(self, names: Container[str]) -> list[Change]:
-        """The changes that the loaded file, with these names, does not have. Raises StoreError."""
+    def load_journal(self, names: Container[str]) -> list[Change]:
+        """Return the changes in the journal that the loaded file does not contain, in order.
+
+        `names` are the names in the file. If no journal contains the version of the file, only
+        changes of other names are returned. Starts a new journal. Raises StoreError.
+        """
         try:
             changes = self._journal.read()
         except OSError as error:
             raise self._unreadable(error) from error
         self.changed |= bool(changes)
         version = self._version()
-        self._journal.begin(version)
+        self._journal.rotate(version)
         for index in range(len(changes) - 1, -1, -1):
             if changes[index].version == version:
                 return [change for change in changes[index + 1 :] if change.name]
         return [change for change in changes if change.name and change.name not in names]
 
-    def record(
+    def append_to_journal(
         self,
         version: DataVersion,
         values: Mapping[str, Mapping[str, Any] | None],
         *,
         is_asked: bool = True,
     ) -> None:
-        """Keep changes of the table, which has this version with them: they survive the end of
-        this process from now on, that of the machine after `sync`.
+        """Write changes of the table to the journal, before they are made in memory.
 
-        Raises StoreError: they must not be made. What nobody has asked for (`is_asked`) may be:
-        it waits in memory for the next edition of the file.
+        `version` is the version of the table with the changes. `values` are the new settings by
+        name; None deletes the name. The changes survive a crash of this process from now on, and a
+        power failure after `prepare_sync`.
+
+        Raises StoreError if they cannot be written; then they must not be made. Unless `is_asked`,
+        that is logged instead, and the changes may be made in memory: the next write of the file
+        contains them.
         """
         self.changed = True
         try:
@@ -341,53 +397,58 @@ class Document:
             names = ", ".join(values)
             failure = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
             refusal = failure(
-                f"The change of {names[:200]} cannot be written beside {self.path}: "
+                f"Cannot write the change of {names[:200]} to the journal of {self.path}: "
                 f"{error.strerror or error}.",
                 fix=fix_of(error),
             )
             if is_asked:
                 raise refusal from error
-            log.warning("%s It lives in memory only.", refusal)
+            log.warning("%s It is kept in memory only.", refusal)
 
-    def sync(self) -> Callable[[], None] | None:
-        """What makes recorded changes durable, to be done elsewhere; None when they are. It raises
-        StoreError: it is not known which of them a failing machine would keep."""
-        sync = self._journal.sync()
+    def prepare_sync(self) -> Callable[[], None] | None:
+        """Return a function that makes the changes in the journal durable, or None if they are.
+
+        The function blocks and may run on another thread. It raises StoreError if the sync fails;
+        then it is unknown which of the changes survive a power failure.
+        """
+        sync = self._journal.prepare_sync()
         if sync is None:
             return None
 
-        def checked() -> None:
+        def sync_or_explain() -> None:
             try:
                 sync()
             except OSError as error:
                 self.changed = True
                 raise StoreError(
-                    f"The change is made, but {self.path} may not have it after a power failure: "
+                    f"The change was made, but {self.path} may not have it after a power failure: "
                     f"{error.strerror or error}.",
                     fix=fix_of(error),
                 ) from error
 
-        return checked
+        return sync_or_explain
 
-    def take(self) -> Callable[[], None] | None:
-        """What writes the table as it is now, to be done elsewhere, or None when nothing changed
-        since the last time. It raises OSError, and the document counts as changed again, as it
-        does when the table cannot be rendered, which raises here."""
+    def prepare_write(self) -> Callable[[], None] | None:
+        """Return a function that writes the table as it is now, or None if it has not changed.
+
+        The function blocks and may run on another thread. If it raises OSError, or if the table
+        cannot be rendered, which may raise here already, the document stays marked as changed.
+        """
         if not self.changed:
             return None
         self.changed = False
         self._edition += 1
         edition = self._edition
         try:
-            text = self._render()  # which may ask for the edition
+            text = self._render()  # it may read `edition`
         except BaseException:
             self.changed = True
             raise
-        forget = self._journal.begin(self._version())
+        remove_old_journals = self._journal.rotate(self._version())
 
         def write() -> None:
             with self._lock:
-                if edition < self._written:  # a later one was faster
+                if edition < self._written:  # a later edition is on disk already
                     return
                 try:
                     content = text if isinstance(text, str) else text()
@@ -395,8 +456,8 @@ class Document:
                         self._identity.mark_sealed(content)
                     replace_text(self._files, self.path, content)
                     if self._identity is not None:
-                        self._identity.written(content)
-                    forget()
+                        self._identity.note_written(content)
+                    remove_old_journals()
                 except BaseException:
                     self.changed = True
                     raise
@@ -406,16 +467,16 @@ class Document:
 
     @property
     def edition(self) -> int:
-        """Of the table as it was taken last."""
+        """The number of the edition that `prepare_write` returned last."""
         return self._edition
 
     def has_written(self, edition: int) -> bool:
-        """Is this one on disk, or a later one?"""
+        """Return whether this edition, or a later one, is on disk."""
         return self._written >= edition
 
     def save(self) -> None:
-        """Blocking: take and write."""
-        write = self.take()
+        """Write the document if it has changed. Blocks. Raises OSError."""
+        write = self.prepare_write()
         if write is not None:
             write()
 
@@ -424,3 +485,59 @@ class Document:
             f"{error.filename or self.path} cannot be read: {error.strerror or error}.",
             fix=fix_of(error),
         )
+
+
+class DocumentWriter:
+    """Writes documents on an executor, and logs failures without repeating them."""
+
+    def __init__(self, in_executor: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
+        """Write by `in_executor`, which runs a blocking function on another thread."""
+        self._in_executor = in_executor
+        self._failures: dict[str, str] = {}
+        """By path: the last failure of a document that could not be written since."""
+
+    @property
+    def unwritten_paths(self) -> list[str]:
+        """The paths of the documents whose last write failed, sorted."""
+        return sorted(self._failures)
+
+    async def write(self, *documents: Document) -> None:
+        """Write the documents that have changed.
+
+        A failure does not prevent the other documents from being written. It is logged, unless it
+        equals the last one of the document. The document stays marked as changed.
+        """
+        for document in documents:
+            try:
+                write = document.prepare_write()
+            except Exception as error:  # noqa: BLE001 - the other documents must be saved
+                self._log_failure(document, error)
+                continue
+            if write is None:
+                continue
+            try:
+                with fast_thread_switching():
+                    await self._in_executor(write)
+                self._failures.pop(document.path, None)
+            except Exception as error:  # noqa: BLE001 - the other documents must be saved
+                self._log_failure(document, error)
+
+    def _log_failure(self, document: Document, error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}"
+        if self._failures.get(document.path) == text:
+            return
+        self._failures[document.path] = text
+        if isinstance(error, OSError):
+            log.error(
+                "Cannot write %s (%s). Retrying. Free disk space or correct the permissions.",
+                document.path,
+                error,
+            )
+        else:
+            log.error(
+                "Cannot save %s (%s). The file keeps its old content; the other files are saved. "
+                "This is a bug. Please report it.",
+                document.path,
+                text,
+                exc_info=error,
+            )

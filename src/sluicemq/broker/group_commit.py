@@ -1,33 +1,44 @@
-"""When answers leave: what a handler may return besides an answer, and the turn.
+"""Group commit: when the answers to requests that change the store are sent.
 
-    Durable      leaves when the turn's messages are safe: here
+Handlers run on the event loop and append messages to the store. Their answers are held back until
+the messages are as safe as the configuration demands. `GroupCommit` commits once at the end of a
+loop iteration, for all messages that the iteration appended, and then sends all answers with one
+write per connection:
+
+    append append append … | commit | answers, woken long polls             ASYNC_FLUSH
+    append append append … | commit | fsync | publish | answers …           SYNC_FLUSH
+    append append append … | commit | (fsync) | gate | publish | answers …  SYNC_MASTER
+
+- *commit* writes the records to the commit log. If it fails, the messages of the group commit were
+  never stored, and their answers become errors.
+- *fsync* runs on another thread (`run_sync`). Group commits that end while it runs share the next
+  fsync.
+- *gate* is replication (`replication/insync.py`). It opens for a position of the log once enough
+  replicas have the log up to that position. Several group commits may wait for it.
+- *publish* makes the messages visible to consumers. A message never becomes visible before its
+  answer may be sent.
+
+What happens to the answers when a step fails or takes too long:
+
+- A failed commit is undone. The answers say that the message was not stored.
+- After a failed fsync the messages are written but not confirmed by the disk, and may come back
+  when the broker restarts. The answers say so. An fsync that only lacked a file descriptor or
+  memory is repeated at the next `expire`.
+- An fsync that takes longer than syncFlushTimeout is answered with FLUSH_DISK_TIMEOUT: stored, but
+  not known to be on disk (spec/remoting.md §19).
+- A gate that stays closed for longer than slaveTimeout is answered with FLUSH_SLAVE_TIMEOUT. If no
+  slave is in sync, the answer is SLAVE_NOT_AVAILABLE at once. In both cases the message is stored,
+  and becomes visible only when the gate opens.
+
+A handler may return, besides an encoded answer:
+
+    Durable      an answer that is sent after the group commit: this module
     Parked       a pull or pop that waits for messages: `consume/longpoll.py`
-    Announced    leaves when a change is on disk and the name servers know of it: `registration.py`
-    Postponed    is worked at in steps: `background.py`
+    Announced    an answer that is sent after a change is saved and registered: `registration.py`
+    Postponed    work that continues in steps: `net/work/background.py`
 
-A turn is what happens in one iteration of the event loop. Handlers append messages to the store,
-and their answers are held; the first of them asks for `end` to be called when the iteration is
-over. `end` commits once for all connections, and only then the answers leave, one write a
-connection:
-
-    append append append … | commit | answers and woken long polls        ASYNC_FLUSH
-    append append append … | commit | fsync | publish | answers …         SYNC_FLUSH
-    append append append … | commit | (fsync) | gate | publish | answers  SYNC_MASTER
-
-The fsync runs elsewhere (`run_sync`). While one runs, later turns collect; they share the next
-one: group commit. The gate opens when as many replicas as have to have the turn
-(`replicas/insync.py`); many turns may wait for it. A message is visible from the moment its answer
-may leave, never before.
-
-When a commit or an fsync fails, exactly the answers held for it become errors, which say what is
-known: a failed commit is undone; what a failed fsync was for is written, and may come back when the
-broker starts again. An fsync that the system has only no descriptor or memory for is tried again at
-the next sweep. One that takes longer than syncFlushTimeout turns its answers into
-FLUSH_DISK_TIMEOUT: stored, not known to be on disk (spec/remoting.md §19). A gate that stays shut
-longer than slaveTimeout turns them into FLUSH_SLAVE_TIMEOUT, and one that cannot open into
-SLAVE_NOT_AVAILABLE, at once: stored, not replicated (yet), and not visible before.
-
-No asyncio here: the loop is two callables, so a test or a simulator can step it.
+This module does not use asyncio. The event loop is represented by the callables `call_soon` and
+`run_sync`, so that a test or a simulator can step it. All methods run on the loop's thread.
 """
 
 import logging
@@ -42,154 +53,202 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.limits import note_slow
-from sluicemq.net.work.background import Steps, run_first_step
+from sluicemq.net.limits import log_slow_request
+from sluicemq.net.work.background import WorkItem, run_first_step
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import FLAG_RESPONSE, SERVER_LANGUAGE, Command, decode, encode
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-Visible = list[tuple[str, int, int]]
-LATENCY_BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+VisibleQueues = list[tuple[str, int, int]]
+"""Queues with new visible messages: topic, queue id and the offset after the last visible one."""
 
-LATE: Final = "the fsync takes longer than syncFlushTimeout; the message is stored."
-SLAVE_LATE: Final = "slaves take longer than slaveTimeout; it is stored, seen when they have it."
-SLAVE_MISSING: Final = "no slave is near (haMaxGapNotInSync); it is stored, seen when one has it."
+LATENCY_BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+"""Upper bounds of the buckets in `GroupCommit.latency_counts`, in seconds."""
+
+SYNC_TIMEOUT_REMARK: Final = (
+    "The fsync took longer than syncFlushTimeout. The message is stored, but may not be on disk."
+)
+SLAVE_TIMEOUT_REMARK: Final = (
+    "The slaves took longer than slaveTimeout. The message is stored and becomes visible once "
+    "they have it."
+)
+SLAVE_MISSING_REMARK: Final = (
+    "No slave is in sync (haMaxGapNotInSync). The message is stored and becomes visible once a "
+    "slave has it."
+)
 
 
 class Durable(NamedTuple):
-    """An answer that may leave when the turn's messages are safe.
-
-    `answer` is the encoded frame for the request it belongs to, b"" for one that wants none.
-    `waits` is False when the producer does not want to wait for the fsync (property WAIT=false).
-    `announces` is True when the send created a topic, which the name servers have to know first.
-    """
+    """An answer that may be sent once the messages of its group commit are safe."""
 
     answer: bytes
-    waits: bool = True
-    announces: bool = False
+    """The encoded answer, or b"" if the request is one-way."""
+    waits_for_sync: bool = True
+    """Whether the answer waits for the fsync and the gate. False if the producer set the property
+    WAIT to false: then it is sent right after the commit."""
+    creates_topic: bool = False
+    """Whether the send created a topic. The answer then also waits until the name servers know the
+    topic."""
 
     @classmethod
-    def to(cls, command: Command, answer: bytes) -> "Durable":
-        """The answer to a command that may want none."""
+    def for_command(cls, command: Command, answer: bytes) -> "Durable":
+        """Return a Durable of `answer`, or of b"" if `command` is one-way."""
         return cls(b"" if command.is_oneway else answer)
 
 
 class Announced(NamedTuple):
-    """An answer that leaves when a change of topics or groups is saved and registered."""
+    """An answer that is sent once a change of topics or groups is saved and registered."""
 
     answer: Command
 
 
 class Postponed(NamedTuple):
-    """A request that takes long: work in steps (`background.Steps`) that return its outcome."""
+    """A request whose work continues in steps, in slices of the loop's time.
+
+    The value that `steps` returns is treated like the return value of a handler.
+    """
 
     steps: Generator[Callable[[], Any] | None, Any, Any]
 
 
-def in_steps(steps: Steps[T]) -> T | Postponed:
-    """Do the first step of a request's work. Return its outcome if it has ended, else a Postponed
-    that goes on with it."""
-    found = run_first_step(steps)
-    return Postponed(found) if isinstance(found, Generator) else found
+def run_or_postpone(steps: WorkItem[T]) -> T | Postponed:
+    """Run the first of `steps`. Return their result if they ended, else a Postponed of the rest.
+
+    Raises what the first step raises.
+    """
+    result = run_first_step(steps)
+    return Postponed(result) if isinstance(result, Generator) else result
 
 
 @dataclass(slots=True, eq=False)
 class Parked:
-    """A pull or pop that waits for messages.
-
-    It waits in `queues`, topic and queue id of each.
-    `scan_offset` is where the next look at the queue begins: it moves on over messages that the
-    filter does not want, so that each is looked at once. `look(parked, is_last)` returns the
-    answer, or None to go on waiting; with `is_last` it always answers. While `is_looking` it is
-    about to look.
-
-    A pop is one of its `contest`, those that a message is for only once; "" for a pull.
-    `leaves_more`: it has answered, and there is something for the others.
-    """
+    """A pull, pop or notification that is parked until messages arrive or its deadline passes."""
 
     command: Command
+    """The request to answer."""
     queues: tuple[tuple[str, int], ...]
+    """The topic and queue id of each queue whose messages wake the request."""
     scan_offset: int
+    """The offset at which the next attempt of a pull begins. It moves past messages that the
+    filter rejects, so that each message is examined once."""
     deadline_s: float
-    look: "Callable[[Parked, bool], bytes | Durable | None]"
+    """The monotonic time at which the request is answered even without messages."""
+    try_answer: "Callable[[Parked, bool], bytes | Durable | None]"
+    """Called as `try_answer(parked, is_last)`. Returns the answer, or None if the request remains
+    parked. With `is_last` it always returns an answer."""
     is_done: bool = False
-    is_looking: bool = False
-    contest: str = ""
-    leaves_more: bool = False
+    """Whether the request was answered or its connection was lost."""
+    is_attempt_pending: bool = False
+    """Whether a call of `try_answer` is scheduled, so that no further one needs to be."""
+    competition_key: str = ""
+    """Pops with the same key compete: a message is offered to one of them at a time. It is "" for
+    a pull, which competes with no other request."""
+    has_left_messages: bool = False
+    """Whether the answer left messages that competing pops can take."""
 
 
-def error_answer(answer: bytes, error: BaseException, remark: str) -> bytes:
-    """What leaves instead of an encoded answer whose change did not reach the disk."""
-    full = isinstance(error, StoreFullError)
-    code = ResponseCode.SERVICE_NOT_AVAILABLE if full else ResponseCode.SYSTEM_ERROR
+def encode_error_answer(answer: bytes, error: BaseException, remark: str) -> bytes:
+    """Return the error answer that replaces `answer`, whose change did not reach the disk.
+
+    `answer` is an encoded frame; the returned frame has its opaque. The code is
+    SERVICE_NOT_AVAILABLE if `error` is a StoreFullError, else SYSTEM_ERROR.
+    """
+    is_full = isinstance(error, StoreFullError)
+    code = ResponseCode.SERVICE_NOT_AVAILABLE if is_full else ResponseCode.SYSTEM_ERROR
     opaque = decode(answer[4:]).opaque
     return encode(Command(code, {}, b"", opaque, FLAG_RESPONSE, remark, SERVER_LANGUAGE))
 
 
-def unconfirmed_answer(answer: bytes, error: BaseException) -> bytes:
-    """What leaves instead of an encoded answer whose change is written and was not synced: whether
-    it is there after a restart, nobody knows."""
+def encode_unconfirmed_answer(answer: bytes, error: BaseException) -> bytes:
+    """Return the error answer that replaces `answer` if its change was written but not synced.
+
+    The remark says that the change may still be there after a restart.
+    """
     remark = (
-        "it was written, but the disk did not confirm it, so it may come back when the broker is"
-        f" started again: {error}"
+        "The data was written, but the disk did not confirm it, so it may come back when the "
+        f"broker restarts: {error}"
     )
-    return error_answer(answer, error, remark)
+    return encode_error_answer(answer, error, remark)
 
 
 class CommitStore(Protocol):
-    """What a turn needs of the store."""
+    """The part of the store that `GroupCommit` uses; see `store.store.Store`."""
 
-    on_visible: Callable[[Visible], None] | None
+    on_visible: Callable[[VisibleQueues], None] | None
+    """Called by the store with the queues that have new visible messages."""
 
-    def commit(self) -> int: ...
+    def commit(self) -> int:
+        """Write what was appended since the last commit, and return the end of the log."""
+        ...
 
-    def publish(self, end_offset: int) -> None: ...
+    def publish(self, end_offset: int) -> None:
+        """Make committed messages visible up to the position `end_offset`, which is synced."""
+        ...
 
-    def confirm(self, end_offset: int) -> None: ...
+    def confirm(self, end_offset: int) -> None:
+        """Make committed messages visible up to `end_offset`, which the replicas have."""
+        ...
 
 
 class ReplicationGate(Protocol):
-    """What a turn needs of the replicas: `insync.InSync`. `holds_answers` of a SYNC_MASTER, and not
-    of one that is quick to answer and slow to show."""
+    """The part of replication that `GroupCommit` uses; see `replication.insync.InSync`."""
 
     @property
-    def on_confirmed(self) -> list[Callable[[int], None]]: ...
+    def on_confirmed(self) -> list[Callable[[int], None]]:
+        """Functions that are called with each new position that enough replicas have reached."""
+        ...
 
     @property
-    def holds_answers(self) -> bool: ...
+    def holds_answers(self) -> bool:
+        """Whether answers wait for the gate (SYNC_MASTER). If False, only visibility does."""
+        ...
 
     @property
-    def is_slave_missing(self) -> bool: ...
+    def is_slave_missing(self) -> bool:
+        """Whether no slave could open the gate now, so that answers need not wait for it."""
+        ...
 
     @property
-    def timeout_s(self) -> float: ...
+    def timeout_s(self) -> float:
+        """How long an answer may wait for the gate, in seconds."""
+        ...
 
-    def wait(self, end: int, done: Callable[[int | BaseException], None]) -> None: ...
+    def wait(self, end: int, done: Callable[[int | BaseException], None]) -> None:
+        """Call `done(position)` once enough replicas have the log up to `end`.
+
+        That may be at once. `done(error)` is called instead if it can never happen.
+        """
+        ...
 
 
 RunSync = Callable[[Callable[[int | BaseException], None]], None]
-"""Starts `store.sync()` elsewhere and calls back, in the loop's thread, with its end or error."""
+"""Starts `store.sync()` on another thread, and later calls its argument on the loop's thread with
+the synced end of the log, or with the error."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingAnswers:
-    """Answers that leave together. `announcing`: of sends that have made a topic."""
+    """Answers that are sent together."""
 
     count: int = 0
+    """The number of answers, those of one-way requests included."""
     frames: dict[Peer, list[bytes]] = field(default_factory=dict)
+    """The encoded answers of each connection, in order."""
     announcing: list[tuple[Peer, bytes]] = field(default_factory=list)
+    """The answers to sends that created a topic."""
     started_s: float = 0.0
+    """The monotonic time at which the first request of the group commit was handled."""
 
     def __iter__(self) -> Iterator[tuple[Peer, bytes]]:
-        """Connection and answer, without those that nobody wants."""
+        """Yield the connection and the encoded answer of each request that is not one-way."""
         for peer, frames in self.frames.items():
             yield from ((peer, frame) for frame in frames if frame)
         yield from ((peer, frame) for peer, frame in self.announcing if frame)
 
-    def join(self, others: "PendingAnswers") -> None:
-        """Takes over others, which leave at the same time."""
+    def merge(self, others: "PendingAnswers") -> None:
+        """Add the answers of `others`, which are sent at the same time as these."""
         self.count += others.count
         for peer, frames in others.frames.items():
             self.frames.setdefault(peer, []).extend(frames)
@@ -197,11 +256,7 @@ class PendingAnswers:
 
 
 class GroupCommit:
-    """Holds the answers of sends until their messages are safe.
-
-    `announce(peer, answer)` takes those that have to wait for the name servers too. With a `gate`
-    nothing is visible before it opens.
-    """
+    """Commits appended messages in groups, and sends their answers once the messages are safe."""
 
     def __init__(
         self,
@@ -214,59 +269,81 @@ class GroupCommit:
         sync_timeout_s: float = 5.0,
         gate: ReplicationGate | None = None,
     ) -> None:
+        """Create a group commit for `store`.
+
+        `call_soon` calls a function at the end of the current loop iteration. `run_sync` starts an
+        fsync; None means ASYNC_FLUSH, which sends answers without one. `announce(peer, answer)`
+        takes the answers that have to wait for the name servers as well. With a `gate`, no message
+        becomes visible before the gate opens for it.
+        """
         self._store = store
         self._clock = clock
         self._call_soon = call_soon
-        self.wake: Callable[[str, int, int], None] = lambda topic, queue_id, end: None
-        """Told of each queue that has more to show, up to its new end; `arrivals` by topic, when
-        what it has stored there is the broker's own."""
-        self.arrivals: dict[str, Callable[[int], None]] = {}
         self._run_sync = run_sync
         self._announce = announce
         self._sync_timeout_s = sync_timeout_s
         self._gate = gate
         if gate is not None:
             gate.on_confirmed.append(self.on_replicated)
-        self._holds = gate is not None and gate.holds_answers
-        self._gated: deque[PendingAnswers] = deque()
-        """They wait for the gate, in its order."""
+        self._gate_holds_answers = gate is not None and gate.holds_answers
+        self._has_stages = run_sync is not None or self._gate_holds_answers
+        """Whether answers that wait for the sync are sent later than those that do not."""
+
+        self.wake: Callable[[str, int, int], None] = lambda topic, queue_id, end: None
+        """Called with topic, queue id and end offset of each queue that has new visible messages.
+        It wakes the long polls of consumers."""
+        self.topic_listeners: dict[str, Callable[[int], None]] = {}
+        """By system topic: called with the id of a queue of that topic that has new visible
+        messages."""
         self.on_commit: Callable[[], None] | None = None
-        """Told when the log has more, for those who send it on."""
-        self._waits = run_sync is not None or self._holds
-        self._written = self._synced = PendingAnswers()
-        """The turn's answers: those that leave after the commit, and those that wait for the fsync
-        and the gate after it. Without them they are the same."""
-        if self._waits:
-            self._synced = PendingAnswers()
-        self._next: PendingAnswers | None = None
-        """They wait for the next fsync, `_syncing` for the one that runs."""
-        self._syncing: PendingAnswers | None = None
+        """Called when the log has grown, for the log senders of slaves."""
+        self.slow_commit_s = math.inf
+        """Answers that wait longer than this, in seconds, are noted in the slow-request log."""
+
+        self._after_commit = self._after_sync = PendingAnswers()
+        """The answers of the current loop iteration: those to send after the commit, and those to
+        send after the fsync and the gate. Both are one object unless `_has_stages`."""
+        if self._has_stages:
+            self._after_sync = PendingAnswers()
+        self._in_sync: PendingAnswers | None = None
+        """The answers that wait for the running fsync; None if none runs."""
+        self._next_sync: PendingAnswers | None = None
+        """The answers that wait for the fsync after the running one."""
+        self._at_gate: deque[PendingAnswers] = deque()
+        """The answers that wait for the gate, in the order in which it opens."""
         self._outgoing: dict[Peer, list[bytes]] = {}
-        self._visible: Visible = []
+        """Frames that the next `flush` writes."""
+        self._visible: VisibleQueues = []
+        """Queues whose long polls are not woken yet."""
         self._is_scheduled = False
-        self._has_own = False
+        self._has_internal_messages = False
         self._undos: list[Callable[[], object]] = []
         self._started_s = 0.0
+
         self.latency_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
+        """The number of answers per bucket of `LATENCY_BOUNDS_S`; the last one has no bound."""
         self.latency_sum_s = 0.0
-        self.commits = 0
-        self.commits_failed = 0
-        self.slow_commit_s = math.inf
-        """A turn that takes longer goes into the log."""
-        # Who waits is woken when the store is done: what goes wrong there is no failed commit.
+        """The sum of the times that all answers have waited, in seconds."""
+        self.commit_count = 0
+        self.failed_commit_count = 0
+        # Long polls are woken after the store has returned: an error of theirs must not look like a
+        # failed commit.
         store.on_visible = self._visible.extend
 
-    # ------------------------------------------------------------------------- during a turn
+    # --- during a loop iteration
 
     def send_after_commit(
-        self, peer: Peer, answer: bytes, waits: bool = True, announces: bool = False
+        self, peer: Peer, answer: bytes, waits_for_sync: bool = True, creates_topic: bool = False
     ) -> None:
-        """Keeps an answer until the end of the turn; see `Durable`. HOT."""
+        """Send the encoded `answer` to `peer` once the messages of this loop iteration are safe.
+
+        Schedules a commit. The arguments are the fields of `Durable`. HOT.
+        """
         if not self._is_scheduled:
             self.schedule_commit()
-        answers = self._synced if waits else self._written
+        answers = self._after_sync if waits_for_sync else self._after_commit
         answers.count += 1
-        if announces:
+        if creates_topic:
             answers.announcing.append((peer, answer))
             return
         frames = answers.frames.get(peer)
@@ -276,10 +353,13 @@ class GroupCommit:
             frames.append(answer)
 
     def send_all_after_commit(self, peer: Peer, frames: list[bytes]) -> None:
-        """The same for plain sends that came one behind the other. HOT."""
+        """Do what `send_after_commit(peer, frame)` does for each of several encoded answers.
+
+        The caller must not use the list `frames` afterwards. HOT.
+        """
         if not self._is_scheduled:
             self.schedule_commit()
-        answers = self._synced
+        answers = self._after_sync
         answers.count += len(frames)
         known = answers.frames.get(peer)
         if known is None:
@@ -288,194 +368,225 @@ class GroupCommit:
             known += frames
 
     def commit_internal(self, undo: Callable[[], object] | None = None) -> None:
-        """The broker itself has appended something: as `soon`, and it wants to be seen, also when
-        nobody else's answer waits for an fsync. `undo` is called if the commit fails, the last one
-        first: what the turn had appended never was."""
-        self._has_own = True
+        """Schedule a commit for messages that the broker itself appended.
+
+        They are synced and become visible even if no client waits for an answer. If the commit
+        fails, `undo` is called; several undo functions are called in reverse order.
+        """
+        self._has_internal_messages = True
         if undo is not None:
             self._undos.append(undo)
         self.schedule_commit()
 
     def commit_now(self) -> bool:
-        """End the turn now, with what the broker has appended; False when that is not stored."""
-        failures = self.commits_failed
-        self._has_own = True
+        """Commit at once, with the broker's own messages. Return False if the commit failed."""
+        failures = self.failed_commit_count
+        self._has_internal_messages = True
         self.commit()
-        return failures == self.commits_failed
+        return failures == self.failed_commit_count
 
     def schedule_commit(self) -> None:
-        """The turn has something to commit: it ends when the loop's iteration does."""
+        """Schedule a commit for the end of this loop iteration, unless one is scheduled."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._started_s = self._clock.monotonic_s()
             self._call_soon(self.commit)
 
     def queue_frame(self, peer: Peer, frame: bytes) -> None:
-        """Adds a frame to what leaves at the end of this turn."""
+        """Add an encoded frame to those that the next `flush` writes to `peer`."""
         self._outgoing.setdefault(peer, []).append(frame)
 
-    # ------------------------------------------------------------------------------- its end
+    # --- at the end of a loop iteration
 
     def commit(self) -> None:
-        """Commits the turn, when it has something to commit, and lets its answers go. HOT."""
-        if not (self._is_scheduled or self._has_own):
+        """Commit what was appended, and send the answers that need not wait any longer.
+
+        Does nothing unless a commit is scheduled. An error of the store is not raised: the answers
+        become errors. HOT.
+        """
+        if not (self._is_scheduled or self._has_internal_messages):
             return
         self._is_scheduled = False
-        written, synced = self._written, self._synced
-        self._written = self._synced = PendingAnswers()
-        if self._waits:
-            self._synced = PendingAnswers()
-        written.started_s = synced.started_s = self._started_s
-        own, self._has_own = self._has_own, False
+        after_commit, after_sync = self._after_commit, self._after_sync
+        self._after_commit = self._after_sync = PendingAnswers()
+        if self._has_stages:
+            self._after_sync = PendingAnswers()
+        after_commit.started_s = after_sync.started_s = self._started_s
+        has_internal_messages, self._has_internal_messages = self._has_internal_messages, False
         undos, self._undos = self._undos, []
-        self.commits += 1
+
+        self.commit_count += 1
         try:
             end = self._store.commit()
-        except Exception as error:  # noqa: BLE001 -- nobody may be left without an answer
-            if synced is not written:
-                written.join(synced)
-            self._take_back(written, undos, error)
+        except Exception as error:  # noqa: BLE001 - every request must be answered
+            if after_sync is not after_commit:
+                after_commit.merge(after_sync)
+            self._undo_commit(after_commit, undos, error)
             return
-        self._release(written)
-        if self._run_sync is not None and (synced.count or written.count or own):
-            # Also for those alone that do not wait: others see their messages after the fsync.
-            if self._next is None:
-                self._next = synced
+
+        self._release(after_commit)
+        has_messages = after_sync.count or after_commit.count or has_internal_messages
+        if self._run_sync is not None and has_messages:
+            # Messages whose answers did not wait need the fsync too: it makes them visible.
+            if self._next_sync is None:
+                self._next_sync = after_sync
             else:
-                self._next.join(synced)
+                self._next_sync.merge(after_sync)
             self._start_sync()
         elif self._gate is not None:
-            self._to_gate(synced if self._holds else PendingAnswers(), end)
+            self._wait_for_gate(after_sync if self._gate_holds_answers else PendingAnswers(), end)
         if self.on_commit is not None:
             self.on_commit()
         self.flush()
 
-    def _take_back(
+    def _undo_commit(
         self, answers: PendingAnswers, undos: list[Callable[[], object]], error: Exception
     ) -> None:
-        """What the turn had appended never was."""
-        self.commits_failed += 1
+        """Call `undos` in reverse order, and send errors instead of `answers`."""
+        self.failed_commit_count += 1
         if not isinstance(error, StoreError | OSError):
-            log.error("the commit of a turn failed", exc_info=error)
+            log.error("A group commit failed.", exc_info=error)
         for undo in reversed(undos):
             undo()
-        self._fail(answers, error)
+        self._send_errors(answers, error)
         self.flush()
 
     def _release(self, answers: PendingAnswers) -> None:
-        """What was waited for is done: the answers leave, and who waits for messages is woken."""
+        """Queue `answers` for the next flush, and wake readers of queues with new messages."""
         if answers.count:
             for peer, frames in answers.frames.items() if self._outgoing else ():
-                frames[:0] = self._outgoing.pop(peer, ())
+                frames[:0] = self._outgoing.pop(peer, ())  # keep the order of the frames
             self._outgoing |= answers.frames
             for peer, answer in answers.announcing:
                 self._announce(peer, answer)
-            seconds, count = self._clock.monotonic_s() - answers.started_s, answers.count
-            self.latency_counts[bisect_left(LATENCY_BOUNDS_S, seconds)] += count
-            self.latency_sum_s += seconds * count
-            if seconds > self.slow_commit_s:
-                who = next(iter(answers.frames), None)
-                text = f"until {count} sends were safe"
-                note_slow(RequestCode.SEND_MESSAGE_V2, who, seconds, text)
+            self._note_latency(answers)
         if self._visible:
             queues = self._visible[:]
             self._visible.clear()
             for topic, queue_id, end in queues:
                 self.wake(topic, queue_id, end)
-                if topic in self.arrivals:
-                    self.arrivals[topic](queue_id)
+                if topic in self.topic_listeners:
+                    self.topic_listeners[topic](queue_id)
+
+    def _note_latency(self, answers: PendingAnswers) -> None:
+        seconds, count = self._clock.monotonic_s() - answers.started_s, answers.count
+        self.latency_counts[bisect_left(LATENCY_BOUNDS_S, seconds)] += count
+        self.latency_sum_s += seconds * count
+        if seconds > self.slow_commit_s:
+            first_peer = next(iter(answers.frames), None)
+            text = f"until {count} sends were committed"
+            log_slow_request(RequestCode.SEND_MESSAGE_V2, first_peer, seconds, text)
 
     def flush(self) -> None:
-        """One write a connection with all that is ready for it."""
+        """Write all queued frames, with one write per connection."""
         outgoing, self._outgoing = self._outgoing, {}
         for peer, frames in outgoing.items():
             peer.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
-    # -------------------------------------------------------------------------------- fsyncs
+    # --- fsync
 
     def _start_sync(self) -> None:
-        if self._syncing is None and self._next is not None and self._run_sync is not None:
-            self._syncing, self._next = self._next, None
-            self._run_sync(self._sync_ended)
+        """Start the next fsync, unless one is running or none is needed."""
+        if self._in_sync is None and self._next_sync is not None and self._run_sync is not None:
+            self._in_sync, self._next_sync = self._next_sync, None
+            self._run_sync(self._on_sync_end)
 
-    def _sync_ended(self, result: int | BaseException) -> None:
-        answers, self._syncing = self._syncing, None
+    def _on_sync_end(self, result: int | BaseException) -> None:
+        """Handle the end of an fsync: `result` is the synced end of the log, or the error."""
+        answers, self._in_sync = self._in_sync, None
         assert answers is not None
         if isinstance(result, StoreTransientError):
-            log.warning("the fsync of the commit log is tried again: %s", result)
-            if self._next is not None:
-                answers.join(self._next)
-            self._next = answers
+            log.warning("The fsync of the commit log failed and will be retried: %s", result)
+            if self._next_sync is not None:
+                answers.merge(self._next_sync)
+            self._next_sync = answers
             return
         if isinstance(result, BaseException):
-            log.error("fsync of the commit log failed: %s", result)
-            self._fail(answers, result, is_written=True)
+            log.error("The fsync of the commit log failed: %s", result)
+            self._send_errors(answers, result, is_written=True)
         elif self._gate is None:
             self._store.publish(result)
             self._release(answers)
         else:
-            self._to_gate(answers, result)
+            self._wait_for_gate(answers, result)
         if self._gate is not None and self.on_commit is not None:  # more is on disk
             self.on_commit()
         self._start_sync()
         self.flush()
 
-    # ---------------------------------------------------------------------------------- the gate
+    # --- the replication gate
 
-    def _to_gate(self, answers: PendingAnswers, end: int) -> None:
-        """What waited for commit and fsync up to `end` waits for the replicas."""
-        assert self._gate is not None, "only turns with a gate come here"
-        if not self._holds:
+    def _wait_for_gate(self, answers: PendingAnswers, end: int) -> None:
+        """Let `answers`, whose messages end at the position `end`, wait for the gate.
+
+        They are sent at once if the gate only delays visibility, or if no slave is in sync.
+        """
+        assert self._gate is not None, "only a group commit with a gate waits for it"
+        if not self._gate_holds_answers:
             self._release(answers)
             answers = PendingAnswers()
         elif answers.count and self._gate.is_slave_missing:
-            self._answer_late(answers, ResponseCode.SLAVE_NOT_AVAILABLE, SLAVE_MISSING)
-        self._gated.append(answers)
-        self._gate.wait(end, partial(self._opened, answers))
+            self._answer_early(answers, ResponseCode.SLAVE_NOT_AVAILABLE, SLAVE_MISSING_REMARK)
+        self._at_gate.append(answers)
+        self._gate.wait(end, partial(self._on_gate_open, answers))
 
-    def _opened(self, answers: PendingAnswers, result: int | BaseException) -> None:
-        self._gated.remove(answers)  # it is the first one
+    def _on_gate_open(self, answers: PendingAnswers, result: int | BaseException) -> None:
+        """Send `answers`, or errors if `result` is the reason why the gate will never open."""
+        self._at_gate.remove(answers)  # cheap, because it is the first one
         if isinstance(result, BaseException):
             if answers.count:
-                self._fail(answers, result, is_written=True)
+                self._send_errors(answers, result, is_written=True)
         else:
             self._release(answers)
 
     def on_replicated(self, end: int) -> None:
-        """What the replicas have is visible, and the answers that waited for that leave."""
-        self._store.confirm(end)
-        self.show_published()
+        """Make messages visible up to the position `end`, and wake their readers.
 
-    def show_published(self) -> None:
-        """There is something to see, or to send."""
+        The gate calls this when enough replicas have the log up to `end`.
+        """
+        self._store.confirm(end)
+        self.wake_and_flush()
+
+    def wake_and_flush(self) -> None:
+        """Wake the readers of queues with new visible messages, and write all queued frames."""
         self._release(PendingAnswers())
         self.flush()
 
-    def on_follower_append(self, visible: Visible) -> None:
-        """A slave's log has more to show, outside of any turn."""
+    def on_follower_append(self, visible: VisibleQueues) -> None:
+        """Wake the readers of the queues in `visible` at the end of this loop iteration.
+
+        Called on a slave, whose log grows without a group commit.
+        """
         if not self._visible:
-            self._call_soon(self.show_published)
+            self._call_soon(self.wake_and_flush)
         self._visible += visible
 
+    # --- timeouts and errors
+
     def expire(self, now_s: float) -> None:
-        """Answers the sends whose fsync or replicas take too long, and tries an fsync again that
-        has to be."""
-        for answers in (self._syncing, self._next):
+        """Answer the requests whose fsync or slaves take too long, and retry a transient failure.
+
+        Called several times a second. `now_s` is the monotonic time.
+        """
+        for answers in (self._in_sync, self._next_sync):
             if answers is not None and now_s - answers.started_s > self._sync_timeout_s:
-                self._answer_late(answers, ResponseCode.FLUSH_DISK_TIMEOUT, LATE)
+                self._answer_early(answers, ResponseCode.FLUSH_DISK_TIMEOUT, SYNC_TIMEOUT_REMARK)
                 answers.started_s = now_s
-        for answers in self._gated:
+        for answers in self._at_gate:
             if self._gate is None or now_s - answers.started_s <= self._gate.timeout_s:
                 break
-            self._answer_late(answers, ResponseCode.FLUSH_SLAVE_TIMEOUT, SLAVE_LATE)
+            self._answer_early(answers, ResponseCode.FLUSH_SLAVE_TIMEOUT, SLAVE_TIMEOUT_REMARK)
         self._start_sync()
         self.flush()
 
-    def _answer_late(self, answers: PendingAnswers, code: ResponseCode, remark: str) -> None:
-        """They are stored, and not as safe as they were to be: nobody waits any longer."""
+    def _answer_early(self, answers: PendingAnswers, code: ResponseCode, remark: str) -> None:
+        """Queue `answers` with `code` and `remark`, before their messages are safe; empty them.
+
+        The messages remain stored, and become visible when the fsync or the gate allows it.
+        """
         if not answers.count:
             return
-        log.warning("%d sends are answered %s: %s", answers.count, code.name, remark)
+        log.warning("%d sends were answered with %s: %s", answers.count, code.name, remark)
         for peer, answer in answers:
             late = decode(answer[4:])
             late.code, late.remark = code, remark
@@ -484,19 +595,24 @@ class GroupCommit:
 
     @property
     def is_idle(self) -> bool:
-        """Is no answer held?"""
-        is_syncing = self._syncing is not None or self._next is not None
-        is_gated = any(answers.count for answers in self._gated)
-        return not (self._written.count or self._synced.count or is_syncing or is_gated)
+        """Whether no answer is held back and no fsync runs or is due."""
+        is_syncing = self._in_sync is not None or self._next_sync is not None
+        is_gated = any(answers.count for answers in self._at_gate)
+        return not (self._after_commit.count or self._after_sync.count or is_syncing or is_gated)
 
-    def _fail(
+    def _send_errors(
         self, answers: PendingAnswers, error: BaseException, *, is_written: bool = False
     ) -> None:
-        log.error("%d messages are refused: %s", answers.count, error)
-        is_known = isinstance(error, StoreUncertainError)
-        remark = str(error) if is_known else f"the message was not stored: {error}"
+        """Queue an error instead of each of `answers`.
+
+        `is_written` says that the messages are in the log, so that they may come back after a
+        restart. A StoreUncertainError says that by itself.
+        """
+        log.error("%d messages were refused: %s", answers.count, error)
+        is_explained = isinstance(error, StoreUncertainError)
+        remark = str(error) if is_explained else f"The message was not stored: {error}"
         for peer, answer in answers:
-            if is_written and not is_known:
-                self.queue_frame(peer, unconfirmed_answer(answer, error))
+            if is_written and not is_explained:
+                self.queue_frame(peer, encode_unconfirmed_answer(answer, error))
             else:
-                self.queue_frame(peer, error_answer(answer, error, remark))
+                self.queue_frame(peer, encode_error_answer(answer, error, remark))

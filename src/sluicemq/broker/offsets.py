@@ -1,32 +1,35 @@
-"""How far each group has consumed each queue, and its file (config/consumerOffset.json).
+"""Committed offsets: how far each group has consumed each queue (config/consumerOffset.json).
 
-The key is `topic@group`, as in RocketMQ's file. Any value is taken, also one below the last
-(spec/delivery.md §5). `pulled` is how far a group has fetched; it is shown by tools and kept in
-memory only. The file is written every few seconds: after a crash a group may see messages again.
+The table is keyed by `topic@group`, as in RocketMQ's file. A commit may have any value, also one
+below the last (spec/delivery.md §5). The file is written every few seconds, so after a crash a
+group may receive messages again. `Offsets.pulled` says how far a group has fetched. Tools show it;
+it is kept in memory only.
 
-An offset that is reset (222) while consumers go on reading does not last if it is only written into
-the table: they have messages under way and commit them over it. So each reset stays *pending* until
-the consumer knows:
+*Resets.* An operator can reset the offset of a group (INVOKE_BROKER_TO_RESET_OFFSET, 222) while its
+consumers run. They have messages in flight, and would commit them over the new offset. Therefore a
+reset remains pending until the consumer of the queue knows it:
 
-    pending   every commit of the group on that queue is dropped; the next pull is answered with 21
-              (OFFSET_RESET) and the new offset                     -> told
-    told      commits are still dropped, they may have left before the answer came; a pull from the
-              new offset, or from anywhere but where it was told, is the proof that it was heard
-              -> forgotten, commits count again
+1. Every commit of the group on the queue is dropped. The next pull is answered with
+   PULL_OFFSET_MOVED (21) and the new offset.
+2. Commits are still dropped, because they may have been sent before that answer arrived. A pull
+   proves that the consumer received the answer if it begins at the new offset, or anywhere but at
+   the offset of the pull that was redirected. Then the reset is removed, and commits count again.
 
-RocketMQ forgets a reset with the answer 21; a commit on its way then undoes it, and so does an
-answer that gets lost. A pull that repeats the place where it was told has not heard: it is told
-again, `TELLS_MAX` times, because a program that pulls where it likes is not to be held for ever.
+A pull that repeats the redirected offset proves nothing, and is redirected again. After
+`REDIRECTS_MAX` times the reset is removed anyway, because a program may pull from where it likes.
+RocketMQ forgets a reset as soon as it sends the answer, so that a commit in flight or a lost answer
+undoes it.
 
-What is pending stands in `config/sluiceOffsetResets.json` before 222 is answered, so that a broker
-that dies tells the consumers when it is back (RocketMQ forgets it, and ignores the file). One that
-dies just after a consumer has heard tells it once more: messages repeat.
+Pending resets are saved in `config/sluiceOffsetResets.json` before 222 is answered, so that they
+survive a crash of the broker. (RocketMQ loses them in a crash, and ignores the file.) A broker that
+crashes just after a consumer learned of a reset redirects it again; then messages repeat.
 
-A topic that is deleted and created again begins at offset 0. Its consumers do not know that: they
-pull from their old positions, commit them, and would miss what lies before. So the broker remembers
-which groups had committed offsets when a topic was deleted. When the topic is created again each of
-them is reset to offset 0 of every queue, by the same rules as an operator's reset. This also covers
-offsets that outlived their topic, after a crash or in a store of RocketMQ 4.
+*Deleted topics.* A topic that is deleted and created again begins at offset 0. Its consumers do not
+know that: they pull from their old positions, commit them, and would miss the messages before. So
+the broker remembers which groups had committed offsets when a topic was deleted. When the topic is
+created again, each of these groups is reset to offset 0 of every queue, by the same rules as a
+reset by an operator. This also covers offsets that outlived their topic, after a crash or in a
+store of RocketMQ 4.
 """
 
 import logging
@@ -47,39 +50,48 @@ from sluicemq.wire.tables import Unknown
 log = logging.getLogger(__name__)
 
 SEPARATOR: Final = "@"
-COMMITS_PER_VERSION: Final = 500  # spec/store.md §11
-TELLS_MAX: Final = 3
+COMMITS_PER_VERSION: Final = 500
+"""After this number of commits the version of the table changes (spec/store.md §11)."""
+REDIRECTS_MAX: Final = 3
+"""The number of times that a consumer is told about a reset."""
 DELETED_TOPICS_MAX: Final = 10_000
 """Deleted topics whose groups are remembered. The oldest deletions are forgotten first."""
 
 Key = tuple[str, str, int]
-"""(group, topic, queue id)"""
+"""Group, topic and queue id."""
 
 
-class Unfinished(NamedTuple):
-    """What a group has before it in a queue: all from `start` on (-1: it has no offset), and
-    `extra` messages besides, below 0 when some of those are done. `in_flight`: how many it has
-    popped and neither acknowledged nor to get again."""
+class UnfinishedMessages(NamedTuple):
+    """The messages of a queue that a group has not finished."""
 
     start: int
+    """All messages from this offset on are unfinished; -1 if the group has no offset."""
     in_flight: int = 0
+    """Popped messages that are neither acknowledged nor due to be delivered again."""
     extra: int = 0
+    """Further unfinished messages before `start`. Negative if some from `start` on are done."""
 
 
 @dataclass(slots=True)
 class _Reset:
+    """A pending reset: the new offset, and what the consumer of the queue was told."""
+
     offset: int
     client_id: str = ""
-    asked_at: int = -1
-    tells: int = 0
+    """The client that was redirected last."""
+    redirected_from: int = -1
+    """The offset of the pull that was redirected last; -1 for none."""
+    redirects: int = 0
+    """How often the client was redirected."""
 
 
 class Resets:
-    """The resets that some consumer does not know of yet."""
+    """The resets that a consumer may not know of yet, by group (or lane), topic and queue."""
 
     __slots__ = ("_on_change", "table")
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+        """Create an empty table. `on_change` is called after each change of what the file says."""
         self.table: dict[Key, _Reset] = {}
         self._on_change = on_change
 
@@ -89,24 +101,27 @@ class Resets:
     def __len__(self) -> int:
         return len(self.table)
 
-    def put(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """From now on; an earlier one of the queue is replaced."""
+    def add(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Add a reset of the group's queue to `offset`. It replaces a pending one."""
         self.table[group, topic, queue_id] = _Reset(offset)
         self._on_change()
 
-    def follow(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """What is before `offset` is done meanwhile: one that is pending is not told to go there.
-        Commits are dropped until it is heard, so this is a broker that moved on by itself."""
+    def raise_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Move a pending reset of the queue to `offset`, if it is behind it.
+
+        The broker calls this when it knows that the messages before `offset` are done. Consumers
+        cannot cause that, because their commits are dropped.
+        """
         reset = self.table.get((group, topic, queue_id))
         if reset is not None and reset.offset < offset:
             reset.offset = offset
             self._on_change()
 
-    def blocks(self, group: str, topic: str, queue_id: int) -> bool:
-        """Is a commit of this group on the queue to be dropped?"""
+    def blocks_commits(self, group: str, topic: str, queue_id: int) -> bool:
+        """Return whether commits of the group on this queue are dropped."""
         return (group, topic, queue_id) in self.table
 
-    def tell(
+    def redirect(
         self,
         group: str,
         topic: str,
@@ -116,73 +131,81 @@ class Resets:
         *,
         is_parked: bool = False,
     ) -> int | None:
-        """A pull from `offset` came in: where it has to go on, None when it may go on there. With a
-        `client_id` it is that client who has to hear, whoever was told before. A pull that waits
-        was sent before it: it proves nothing."""
+        """Return the offset to which a pull from `offset` must be redirected, or None.
+
+        None means that no reset is pending, or that the pull proves that the consumer knows it:
+        then the reset is removed. With a `client_id`, this client must know it, whichever client
+        was redirected before. A parked pull (`is_parked`) was sent earlier, so it proves nothing.
+        """
         key = (group, topic, queue_id)
         reset = self.table.get(key)
         if reset is None:
             return None
         if reset.client_id != client_id:
-            reset.client_id, reset.asked_at, reset.tells = client_id, -1, 0
-        has_heard = reset.tells and (offset == reset.offset or offset != reset.asked_at)
-        if not is_parked and (has_heard or reset.tells >= TELLS_MAX):
+            reset.client_id, reset.redirected_from, reset.redirects = client_id, -1, 0
+        has_moved = offset == reset.offset or offset != reset.redirected_from
+        is_known = reset.redirects and has_moved
+        if not is_parked and (is_known or reset.redirects >= REDIRECTS_MAX):
             del self.table[key]
             self._on_change()
             return None
-        reset.asked_at = offset
-        reset.tells += not is_parked or not reset.tells
+        reset.redirected_from = offset
+        if not is_parked or not reset.redirects:
+            reset.redirects += 1
         return reset.offset
 
     def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """The topic, or the group, is deleted."""
+        """Remove the resets of a deleted topic, or of a deleted group."""
         for key in [key for key in self.table if group == key[0] or topic == key[1]]:
             del self.table[key]
             self._on_change()
 
-    def heard(self, group: str, topic: str, queue_id: int) -> None:
-        """Its consumer begins anew there."""
+    def discard(self, group: str, topic: str, queue_id: int) -> None:
+        """Remove the reset of a queue whose next reader begins at the new offset anyway."""
         if self.table.pop((group, topic, queue_id), None) is not None:
             self._on_change()
 
-    def objects(self) -> list[dict[str, Any]]:
-        """What is pending, for the file."""
+    def to_objects(self) -> list[dict[str, Any]]:
+        """Return the pending resets as JSON objects, for `load`."""
         return [
             {"group": group, "offset": reset.offset, "queueId": queue_id, "topic": topic}
             for (group, topic, queue_id), reset in self.table.items()
         ]
 
     def load(self, objects: Iterable[Any]) -> None:
-        """The inverse. Raises ValueError."""
+        """Add the resets that `to_objects` returned. Raises ValueError for other objects."""
         try:
             for item in objects:
                 key = (str(item["group"]), str(item["topic"]), int(item["queueId"]))
                 self.table[key] = _Reset(int(item["offset"]))
         except (KeyError, TypeError) as error:
-            raise ValueError(f"a reset lacks a field: {error}") from error
+            raise ValueError(f"a reset has a missing or invalid field: {error}") from error
 
 
 class Offsets:
-    """topic@group -> queue id -> next offset to consume."""
+    """The committed offsets of all groups, the pending resets, and their files."""
 
     def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
         self._clock = clock
         self.table: dict[str, dict[int, int]] = {}
+        """By `topic@group` and queue id: the next offset to consume."""
         self.pulled: dict[str, dict[int, int]] = {}
+        """By `topic@group` and queue id: the next offset to fetch."""
 
         def reset_changed() -> None:
             self.resets_document.changed = True
 
         self.resets = Resets(reset_changed)
-        # What is known of messages that groups have been given goes with their offsets.
         self.on_reset: list[Callable[[str, str, int, int], None]] = []
+        """Called with group, topic, queue id and new offset after each reset."""
         self.on_forget: list[Callable[..., None]] = []
-        self.is_urgent = False
-        """A reset is to be on disk before it is answered."""
-        self.deleted: dict[str, set[str]] = {}
+        """Called with `topic=` and `group=` when the offsets of one of them are forgotten."""
+        self.must_save_now = False
+        """Whether a reset must be on disk before its request is answered."""
+        self.groups_by_deleted_topic: dict[str, set[str]] = {}
         """By deleted topic, in the order of deletion: the groups that had consumed it."""
         self.on_save: Callable[[], None] = lambda: None
-        """Called when the table is about to be copied for the file."""
+        """Called before the table is copied for the file."""
         self.version = DataVersion()
         self._unknown = Unknown()
         self._commits = 0
@@ -193,13 +216,13 @@ class Offsets:
             return tables.encode_consumer_offsets_file(self.snapshot())
 
         def render_resets() -> str:
-            found: dict[str, Any] = {"resets": self.resets.objects()}
-            if self.deleted:
-                found["deletedTopics"] = [
+            content: dict[str, Any] = {"resets": self.resets.to_objects()}
+            if self.groups_by_deleted_topic:
+                content["deletedTopics"] = [
                     {"topic": topic, "groups": sorted(groups)}
-                    for topic, groups in self.deleted.items()
+                    for topic, groups in self.groups_by_deleted_topic.items()
                 ]
-            return orjson.dumps(found).decode()
+            return orjson.dumps(content).decode()
 
         self.document = Document(files, f"{directory}/consumerOffset.json", render)
         self.resets_document = Document(
@@ -208,175 +231,202 @@ class Offsets:
         self._light_document = Document(files, f"{directory}/lmqConsumerOffset.json", render)
 
     def load(self) -> None:
-        """A broker with light queues (enableLmq) had it all in another file: that one is read when
-        ours is missing. Raises StoreDamagedError."""
-        found = self.document.load(tables.decode_consumer_offsets_file)
-        if found is None:
-            found = self._light_document.load(tables.decode_consumer_offsets_file)
-            self.document.changed = found is not None
-        if found is not None:
-            self.version, self._unknown = found.data_version, found.unknown
-            self.table = {key: dict(queues) for key, queues in found.offsets.items()}
+        """Read the files. Raises StoreDamagedError.
+
+        A broker of RocketMQ with light queues (enableLmq) wrote all offsets to another file, which
+        is read if the usual one is missing.
+        """
+        saved = self.document.load(tables.decode_consumer_offsets_file)
+        if saved is None:
+            saved = self._light_document.load(tables.decode_consumer_offsets_file)
+            self.document.changed = saved is not None
+        if saved is not None:
+            self.version, self._unknown = saved.data_version, saved.unknown
+            self.table = {key: dict(queues) for key, queues in saved.offsets.items()}
         if self.document.is_doubtful:
             log.warning(
-                "%s is not what this broker wrote last: it was removed, is an older copy or of"
-                " another store, or RocketMQ has had the store meanwhile. Groups go on at the"
-                " offsets in it, so messages may come again or be skipped. If you replaced the"
-                " file, put back the right one, or reset the offsets of groups.",
+                "%s is not what this broker wrote last: it was removed, is an older copy, belongs "
+                "to another store, or RocketMQ has used the store since. Groups continue at the "
+                "offsets in it, so messages may be repeated or skipped. If you replaced the file, "
+                "restore the right one, or reset the offsets of the groups.",
                 self.document.path,
             )
 
         pending = self.resets_document.load(orjson.loads)
         if self.resets_document.is_doubtful:
             log.warning(
-                "%s is not what this broker wrote last (removed, an older copy, or of another"
-                " store): the resets in it are ignored. Repeat resets of offsets that consumers"
-                " have not followed yet.", self.resets_document.path,
-            )  # fmt: skip
+                "%s is not what this broker wrote last (removed, an older copy, or from another "
+                "store). The resets in it are ignored. Repeat the offset resets that consumers "
+                "have not followed yet.",
+                self.resets_document.path,
+            )
             self.resets_document.changed = True
         elif pending is not None:
             self.resets.load(pending.get("resets", ()))
             for item in pending.get("deletedTopics", ()):
-                self.deleted[str(item["topic"])] = set(map(str, item["groups"]))
+                self.groups_by_deleted_topic[str(item["topic"])] = set(map(str, item["groups"]))
 
     def snapshot(self) -> tables.ConsumerOffsets:
-        """The table as 43 and the file carry it."""
+        """Return the table as GET_ALL_CONSUMER_OFFSET (43) and the file contain it.
+
+        The result shares the dicts of the table.
+        """
         return tables.ConsumerOffsets(self.table, self.version, self._unknown)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """A consumer's commit: dropped while it does not know of a reset (`Resets`). HOT."""
+        """Set the committed offset for a consumer. Ignored while a reset is pending. HOT."""
         if (group, topic, queue_id) not in self.resets.table:
             self.put(group, topic, queue_id, offset)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """The group goes on at `offset`, whatever its consumers commit meanwhile."""
-        self.resets.put(group, topic, queue_id, offset)
-        self.is_urgent = True
+        """Set the committed offset to `offset`, and ignore commits until the consumer knows it."""
+        self.resets.add(group, topic, queue_id, offset)
+        self.must_save_now = True
         self.put(group, topic, queue_id, offset)
         for follow in self.on_reset:
             follow(group, topic, queue_id, offset)
 
     def put(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Where the group is, whoever says so. HOT."""
+        """Set the committed offset of a group, whether or not a reset is pending. HOT."""
         key = f"{topic}@{group}"
         queues = self.table.get(key)
         if queues is None:
             queues = self.table[key] = {}
         old = queues.get(queue_id, -1)
         if offset < old:
-            log.info("group %s goes back on %s:%d: %d -> %d", group, topic, queue_id, old, offset)
+            log.info("group %s moves back on %s:%d: %d -> %d", group, topic, queue_id, old, offset)
         queues[queue_id] = offset
         self.document.changed = True
         self._commits += 1
         if self._commits % COMMITS_PER_VERSION == 0:
-            self.version = self.version.next(self._clock.now_ms())
+            self.version = self.version.incremented(self._clock.now_ms())
 
-    def cut(self, end_of: Callable[[str, int], int | None]) -> None:
-        """Nobody has consumed behind the end of a queue (None: there is no such queue). So begins a
-        broker whose log is shorter than it was, after a power loss or as another one's successor:
-        what it stores there next would be passed over."""
+    def clamp_to_queue_ends(self, end_of: Callable[[str, int], int | None]) -> None:
+        """Set offsets that are beyond the end of their queue to the end.
+
+        `end_of(topic, queue_id)` returns the end offset, or None if the queue does not exist. The
+        log may have become shorter by a power failure, or because this broker succeeds another one.
+        Without this, a group would skip the messages that are stored next.
+        """
         for key, queues in self.table.items():
             topic = key.partition(SEPARATOR)[0]
             for queue_id, offset in queues.items():
                 end = end_of(topic, queue_id)
                 if end is not None and offset > end:
                     log.warning(
-                        "%s: %d of queue %d is behind its end %d", key, offset, queue_id, end
+                        "The offset %d of %s in queue %d is beyond the end of the queue. It is set "
+                        "to the end, %d.",
+                        offset,
+                        key,
+                        queue_id,
+                        end,
                     )
                     queues[queue_id] = end
                     self.document.changed = True
 
     def committed(self, group: str, topic: str, queue_id: int) -> int:
-        """The offset, -1 when there is none."""
+        """Return the committed offset of the group, or -1 if it has none."""
         return self.table.get(f"{topic}@{group}", {}).get(queue_id, -1)
 
-    def pulled_by(self, group: str, topic: str) -> dict[int, int]:
-        """Queue id -> everything below it is fetched; the table itself, for the pulls to fill."""
+    def pulled_offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Return the next offset to fetch by queue id, as a dict that pulls update in place."""
         return self.pulled.setdefault(f"{topic}@{group}", {})
 
     def fetched(self, group: str, topic: str, queue_id: int) -> int:
-        """How far the group has fetched since this broker started, -1 when it has not."""
+        """Return the next offset that the group will fetch.
+
+        Return -1 if it has not fetched from the queue since the broker started.
+        """
         return self.pulled.get(f"{topic}@{group}", {}).get(queue_id, -1)
 
     def topics_of(self, group: str) -> set[str]:
-        """Topics on which the group has committed."""
+        """Return the topics for which the group has committed offsets."""
         return {topic for topic, name in self._keys() if name == group}
 
     def groups_of(self, topic: str) -> set[str]:
-        """Groups that have committed on the topic."""
+        """Return the groups that have committed offsets for the topic."""
         return {group for name, group in self._keys() if name == topic}
 
     def groups_by_topic(self) -> dict[str, list[str]]:
-        """For every topic the groups that have committed on it."""
-        found: dict[str, list[str]] = {}
+        """Return, by topic, the groups that have committed offsets for it."""
+        groups: dict[str, list[str]] = {}
         for topic, group in self._keys():
-            found.setdefault(topic, []).append(group)
-        return found
+            groups.setdefault(topic, []).append(group)
+        return groups
 
     def _keys(self) -> Iterator[tuple[str, str]]:
-        """Keys with more than one separator are not ours (spec/delivery.md §5)."""
+        """Yield topic and group of each key of the table.
+
+        Keys with several separators are skipped, because they do not belong to a topic and a group
+        (spec/delivery.md §5).
+        """
         for key in self.table:
             topic, separator, group = key.partition(SEPARATOR)
             if separator and SEPARATOR not in group:
                 yield topic, group
 
-    def queues(self) -> Iterator[tuple[str, str, int, int]]:
-        """Every (group, topic, queue id, offset)."""
+    def iter_offsets(self) -> Iterator[tuple[str, str, int, int]]:
+        """Yield group, topic, queue id and committed offset of every queue."""
         for topic, group in list(self._keys()):
             for queue_id, offset in self.table.get(f"{topic}@{group}", {}).items():
                 yield group, topic, queue_id, offset
 
-    def topic_deleted(self, topic: str) -> None:
-        """Forget the offsets of a deleted topic and remember the groups that had any, until the
-        topic is created again (`take_deleted`)."""
-        groups = self.deleted.pop(topic, set()) | self.groups_of(topic)
+    def delete_topic(self, topic: str) -> None:
+        """Forget the offsets of a deleted topic, and remember the groups that had any.
+
+        The groups are remembered until the topic is created again (`take_groups_of_deleted`).
+        """
+        groups = self.groups_by_deleted_topic.pop(topic, set()) | self.groups_of(topic)
         self.forget(topic=topic)
         if groups:
-            self.deleted[topic] = groups
-            while len(self.deleted) > DELETED_TOPICS_MAX:
-                del self.deleted[next(iter(self.deleted))]
+            self.groups_by_deleted_topic[topic] = groups
+            while len(self.groups_by_deleted_topic) > DELETED_TOPICS_MAX:
+                del self.groups_by_deleted_topic[next(iter(self.groups_by_deleted_topic))]
             self.resets_document.changed = True
-        self.is_urgent = True
+        self.must_save_now = True
 
-    def note_deleted(self, exists: Callable[[str], bool]) -> None:
-        """Treat each topic that has offsets and does not exist as deleted, for `take_deleted`. Such
-        offsets are left by a crash during a deletion, and by RocketMQ 4, which deletes topics
-        without them. They stay in the table until the topic is created.
+    def mark_missing_as_deleted(self, exists: Callable[[str], bool]) -> None:
+        """Treat each topic that has offsets and does not exist as deleted.
 
-        A deleted topic that exists was created before a crash, or by a RocketMQ broker that had the
-        store meanwhile: groups that have committed offsets on it since are not reset."""
+        Such offsets are left by a crash during a deletion, and by RocketMQ 4, which does not delete
+        the offsets of a topic. They stay in the table until the topic is created. A remembered
+        topic that exists was created before a crash, or by a RocketMQ broker that used the store.
+        Groups that have committed offsets for it since then are not reset.
+        """
         for topic, groups in self.groups_by_topic().items():
             if not exists(topic):
-                self.deleted.setdefault(topic, set()).update(groups)
-            elif topic in self.deleted:
-                self.deleted[topic].difference_update(groups)
+                self.groups_by_deleted_topic.setdefault(topic, set()).update(groups)
+            elif topic in self.groups_by_deleted_topic:
+                self.groups_by_deleted_topic[topic].difference_update(groups)
 
-    def take_deleted(self, topic: str) -> list[str]:
-        """Return the names of the groups that had consumed `topic` before it was deleted, sorted,
-        and forget them."""
-        groups = self.deleted.pop(topic, None)
+    def take_groups_of_deleted(self, topic: str) -> list[str]:
+        """Return the groups that had consumed `topic` before it was deleted, and forget them.
+
+        The names are sorted.
+        """
+        groups = self.groups_by_deleted_topic.pop(topic, None)
         if groups is None:
             return []
         self.resets_document.changed = True
         return sorted(groups)
 
     def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """The topic, or the group, is deleted."""
+        """Forget all offsets of a deleted topic, or of a deleted group, and call `on_forget`."""
         self.resets.forget(topic=topic, group=group)
-        for known in list(self.deleted) if group else ():
-            self.deleted[known].discard(group or "")
-            if not self.deleted[known]:
-                del self.deleted[known]
+        for deleted in list(self.groups_by_deleted_topic) if group else ():
+            self.groups_by_deleted_topic[deleted].discard(group or "")
+            if not self.groups_by_deleted_topic[deleted]:
+                del self.groups_by_deleted_topic[deleted]
             self.resets_document.changed = True
         for follow in self.on_forget:
             follow(topic=topic, group=group)
         prefix, suffix = f"{topic}@" if topic else "", f"@{group}" if group else ""
 
-        def meant(table: dict[str, dict[int, int]]) -> list[str]:
+        def matching_keys(table: dict[str, dict[int, int]]) -> list[str]:
             return [key for key in table if key.startswith(prefix) and key.endswith(suffix)]
 
-        for key in meant(self.table):
+        for key in matching_keys(self.table):
             del self.table[key]
             self.document.changed = True
-        for key in meant(self.pulled):
-            self.pulled[key].clear()  # the pulls hold it
+        for key in matching_keys(self.pulled):
+            self.pulled[key].clear()  # pulls hold a reference to it

@@ -1,15 +1,15 @@
-"""What leaves by OpenTelemetry's protocol (OTLP): the way out, and the metrics that take it.
+"""Export of metrics and traces by OpenTelemetry's protocol (OTLP), over HTTP with protobuf.
 
-    collector --as_metrics--> metrics --OpenTelemetry's exporter--> HTTP, protobuf --> endpoint
+`MetricsPusher` collects the metrics once per interval on a thread of its own, as a scrape does, and
+pushes them to the endpoint. They have the names, labels and values of `/metrics`. Nothing is kept
+between two pushes, so an endpoint that is down costs no memory, and no counts are lost. When the
+endpoint fails, one line is logged, and another one when it works again. OpenTelemetry's exporter
+would log each attempt; its first message is used as the reason instead.
 
-The collector is the one that Prometheus asks, so names, labels and values are those of `/metrics`.
-A thread asks it once an interval, as a scrape does, and keeps nothing between two: an endpoint that
-is down costs no memory, and counters lose nothing by it. That it is down is one line of the log,
-and so is that it is back; what the exporter would log itself (each attempt) is kept as the reason.
-
-The package is the extra `otlp`. OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT,
-…_HEADERS, …_TIMEOUT, OTEL_METRIC_EXPORT_INTERVAL, OTEL_SERVICE_NAME …) count where nothing else is
-said. Its periodic reader reads instruments, of which there are none here, so the thread is ours.
+The OpenTelemetry packages belong to the extra `otlp`. OpenTelemetry's environment variables
+(OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_METRIC_EXPORT_INTERVAL, OTEL_SERVICE_NAME …) apply where the
+configuration says nothing. OpenTelemetry's own periodic reader is not used, because it reads
+instruments, which a broker does not have.
 """
 
 import logging
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SCOPE: Final = "sluicemq"
+"""The name of the instrumentation scope."""
 INTERVAL_MS: Final = 60_000
+"""The default interval between two pushes."""
 CLOSE_S: Final = 3.0
+"""How long `close` waits for the last push."""
 NS_PER_MS: Final = 1_000_000
 _PROTOCOL: Final = "http/protobuf"
 
@@ -40,41 +43,52 @@ _PROTOCOL: Final = "http/protobuf"
 def open_exporter(
     signal: Literal["metrics", "traces"], endpoint: str, headers: dict[str, str] | None = None
 ) -> Any:
-    """OpenTelemetry's exporter to the base URL `endpoint` (empty: as the variables say). Raises
-    ConfigurationError: another protocol is asked for, no URL, or the package is missing."""
+    """Return OpenTelemetry's exporter of `signal` to the base URL `endpoint`.
+
+    If `endpoint` is empty, OpenTelemetry's environment variables decide. Raises ConfigurationError
+    if they ask for another protocol than HTTP with protobuf, if `endpoint` is not an HTTP URL, or
+    if the package is missing.
+    """
     protocols = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     for name in protocols:
         if (protocol := os.environ.get(name) or _PROTOCOL) != _PROTOCOL:
             raise ConfigurationError(
-                f"{name} = {protocol}: OTLP leaves by HTTP with protobuf alone.",
-                fix=f"Set {name}={_PROTOCOL}, and name the collector's port for HTTP "
-                "(4318 as a rule; 4317 is gRPC's).",
+                f"{name} = {protocol} is not supported. OTLP is exported over HTTP with protobuf.",
+                fix=f"Set {name}={_PROTOCOL}, and use the collector's port for HTTP "
+                "(usually 4318; 4317 is for gRPC).",
             )
     if endpoint and (urlsplit(endpoint).scheme not in ("http", "https") or "//" not in endpoint):
         raise ConfigurationError(
-            f"{endpoint} is no endpoint of OTLP over HTTP.", fix="Write http://HOST:4318."
+            f"{endpoint} is not an endpoint for OTLP over HTTP.", fix="Write http://HOST:4318."
         )
     try:
         if signal == "metrics":
-            from opentelemetry.exporter.otlp.proto.http import metric_exporter  # noqa: PLC0415
+            from opentelemetry.exporter.otlp.proto.http import (  # noqa: PLC0415 - an optional dependency
+                metric_exporter,
+            )
 
             make: Any = metric_exporter.OTLPMetricExporter
         else:
-            from opentelemetry.exporter.otlp.proto.http import trace_exporter  # noqa: PLC0415
+            from opentelemetry.exporter.otlp.proto.http import (  # noqa: PLC0415 - an optional dependency
+                trace_exporter,
+            )
 
             make = trace_exporter.OTLPSpanExporter
     except ImportError as error:
         raise ConfigurationError(
-            "OTLP needs the package of OpenTelemetry.", fix=install_extra("otlp")
+            "OTLP export needs the OpenTelemetry packages.", fix=install_extra("otlp")
         ) from error
     path = f"/v1/{signal}"
     url = f"{endpoint.rstrip('/').removesuffix(path)}{path}" if endpoint else None
     return make(endpoint=url, headers=headers)
 
 
-class _Reason(logging.Filter):
-    """Keeps what one thread logs first, instead of the log: the first attempt says why it failed,
-    the last one that it was the last."""
+class _FailureReason(logging.Filter):
+    """A log filter that drops the records of the present thread, and keeps the first message.
+
+    The first message of an exporter says why its attempt failed; the last one only says that it was
+    the last attempt.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,6 +96,7 @@ class _Reason(logging.Filter):
         self._thread = threading.get_ident()
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is logged."""
         if record.thread != self._thread:
             return True
         self.text = self.text or record.getMessage()
@@ -89,31 +104,45 @@ class _Reason(logging.Filter):
 
 
 def export(exporter: Any, data: Any) -> str | None:
-    """Hands data to an exporter, which tries for some seconds. Why that failed; None: it has
-    them."""
-    reason, logger = _Reason(), logging.getLogger(type(exporter).__module__)
+    """Export `data`, and return None, or the reason why that failed.
+
+    Blocks while the exporter tries, which takes some seconds at most.
+    """
+    reason, logger = _FailureReason(), logging.getLogger(type(exporter).__module__)
     logger.addFilter(reason)
     try:
-        return None if exporter.export(data).name == "SUCCESS" else reason.text or "no reason given"
+        return (
+            None
+            if exporter.export(data).name == "SUCCESS"
+            else reason.text or "the exporter gave no reason"
+        )
     finally:
         logger.removeFilter(reason)
 
 
-def resource_of(service: str | None, instance: str = "") -> "Resource":
-    """Who says it: OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
-    from opentelemetry.sdk.resources import OTELResourceDetector, Resource  # noqa: PLC0415
+def make_resource(service: str | None, instance: str = "") -> "Resource":
+    """Return the resource that the exported data is about.
 
-    found = {"service.name": service or "rocketmq"}
-    found |= {"service.instance.id": instance} if instance else {}
-    return Resource(found).merge(OTELResourceDetector().detect())
+    `service` is the service name ("rocketmq" if None), `instance` its instance id, if any.
+    OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence.
+    """
+    from opentelemetry.sdk.resources import (  # noqa: PLC0415 - an optional dependency
+        OTELResourceDetector,
+        Resource,
+    )
+
+    attributes = {"service.name": service or "rocketmq"}
+    attributes |= {"service.instance.id": instance} if instance else {}
+    return Resource(attributes).merge(OTELResourceDetector().detect())
 
 
-# -------------------------------------------------------------------------------- metrics
+def convert_metrics(families: "Iterable[Family]", begin_ns: int, now_ns: int) -> "Iterator[Metric]":
+    """Yield metrics of Prometheus as OpenTelemetry metrics, with the same names and labels.
 
-
-def as_metrics(families: "Iterable[Family]", begin_ns: int, now_ns: int) -> "Iterator[Metric]":
-    """Metrics of Prometheus as OpenTelemetry's, under the names and labels of `/metrics`."""
-    from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415
+    Metrics without samples are left out. `begin_ns` is the start of the counters and `now_ns` the
+    time of the values, both in ns since 1970.
+    """
+    from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - an optional dependency
         AggregationTemporality,
         Gauge,
         Histogram,
@@ -131,18 +160,24 @@ def as_metrics(families: "Iterable[Family]", begin_ns: int, now_ns: int) -> "Ite
             data = Histogram(
                 [
                     HistogramDataPoint(
-                        labels, begin_ns, now_ns, count=sum(counts), sum=total,
-                        bucket_counts=counts, explicit_bounds=bounds,
-                        min=None, max=None,  # type: ignore[arg-type]  # they are not known
+                        labels,
+                        begin_ns,
+                        now_ns,
+                        count=sum(counts),
+                        sum=total,
+                        bucket_counts=counts,
+                        explicit_bounds=bounds,
+                        min=None,  # type: ignore[arg-type] # unknown
+                        max=None,  # type: ignore[arg-type] # unknown
                     )
                     for labels, bounds, counts, total in _histograms(family)
                 ],
                 cumulative,
-            )  # fmt: skip
+            )
         else:
             points = [
-                NumberDataPoint(one.labels, begin_ns, now_ns, float(one.value))
-                for one in family.samples
+                NumberDataPoint(sample.labels, begin_ns, now_ns, float(sample.value))
+                for sample in family.samples
             ]
             is_counter = family.type == "counter"
             data = Sum(points, cumulative, is_monotonic=True) if is_counter else Gauge(points)
@@ -154,33 +189,38 @@ def as_metrics(families: "Iterable[Family]", begin_ns: int, now_ns: int) -> "Ite
 def _histograms(
     family: "Family",
 ) -> Iterator[tuple[dict[str, str], list[float], list[int], float]]:
-    """Labels, upper bounds, the count of each bucket (here alone, not with those below) and the
-    sum."""
+    """Yield the labels, the upper bounds, the count of each bucket, and the sum of each histogram.
+
+    A count does not include the buckets below it, other than with Prometheus.
+    """
     labels: dict[str, str] = {}
     bounds: list[float] = []
     counts: list[int] = []
-    seen = 0
-    for one in family.samples:  # in the order in which Prometheus lays them out
-        if one.name.endswith("_bucket"):
-            labels = dict(one.labels)
+    count_below = 0
+    for sample in family.samples:  # Prometheus yields the buckets of a histogram before its sum
+        if sample.name.endswith("_bucket"):
+            labels = dict(sample.labels)
             bounds.append(float(labels.pop("le")))
-            counts.append(int(one.value) - seen)
-            seen = int(one.value)
-        elif one.name.endswith("_sum"):
-            yield labels, bounds[:-1], counts, float(one.value)
-            bounds, counts, seen = [], [], 0
+            counts.append(int(sample.value) - count_below)
+            count_below = int(sample.value)
+        elif sample.name.endswith("_sum"):
+            yield labels, bounds[:-1], counts, float(sample.value)
+            bounds, counts, count_below = [], [], 0
 
 
-class Push:
-    """Metrics that leave once an interval, by a thread, until it is closed."""
+class MetricsPusher:
+    """Pushes metrics by OTLP once per interval, on a thread of its own, until it is closed."""
 
     def __init__(
         self, collect: Callable[[], Iterable[Any]], config: PushedConfig, kind: str, node: str
     ) -> None:
-        """`kind`, `node`: what serves, and its name. Raises ConfigurationError, see
-        `open_exporter`."""
+        """Push what `collect()` returns, under the service name `sluicemq-{kind}`.
+
+        `kind` is the kind of the server, such as "broker", and `node` its name. Raises
+        ConfigurationError like `open_exporter`.
+        """
         self._exporter = open_exporter("metrics", config.otlp_endpoint, config.otlp_headers_parsed)
-        self._resource = resource_of(f"sluicemq-{kind}", node)
+        self._resource = make_resource(f"sluicemq-{kind}", node)
         self._collect = collect
         self._begin_ns = SYSTEM_CLOCK.now_ms() * NS_PER_MS
         variable = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
@@ -191,15 +231,18 @@ class Push:
         self._thread = threading.Thread(target=self._run, name="sluice-otlp", daemon=True)
 
     def start(self) -> None:
-        """The first push comes after an interval."""
+        """Start the thread. The first push happens after one interval."""
         self._thread.start()
-        log.info("metrics are pushed by OTLP once in %g s", self._interval_s)
+        log.info("Metrics are pushed by OTLP every %g s.", self._interval_s)
 
     def close(self) -> None:
-        """Blocking: the last values leave, if the endpoint takes them; seconds at most."""
+        """Push the last values, unless the endpoint fails, and stop.
+
+        Blocks for some seconds at most.
+        """
         self._closing.set()
         self._thread.join(0 if self._is_failing else CLOSE_S)
-        self._exporter.shutdown()  # ends its pauses between attempts
+        self._exporter.shutdown()  # interrupts its pause between attempts
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
@@ -211,24 +254,26 @@ class Push:
     def _push(self) -> None:
         try:
             reason = export(self._exporter, self._snapshot())
-        except Exception as error:  # noqa: BLE001 - a broker between two roles
+        except Exception as error:  # noqa: BLE001 - a broker that changes its role raises
             reason = f"{type(error).__name__}: {error}"
         if self._is_failing != (reason is not None):
             self._is_failing = reason is not None
             if reason is None:
-                log.warning("metrics are taken by the OTLP endpoint again")
+                log.warning("The OTLP endpoint accepts metrics again.")
             elif not self._closing.is_set():
-                log.warning("metrics cannot be pushed by OTLP, and are tried again: %s", reason)
+                log.warning("Pushing metrics by OTLP failed and will be retried: %s", reason)
 
     def _snapshot(self) -> Any:
-        from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415
+        from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - an optional dependency
             MetricsData,
             ResourceMetrics,
             ScopeMetrics,
         )
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415
+        from opentelemetry.sdk.util.instrumentation import (  # noqa: PLC0415 - an optional dependency
+            InstrumentationScope,
+        )
 
         now_ns = SYSTEM_CLOCK.now_ms() * NS_PER_MS
-        metrics = list(as_metrics(self._collect(), self._begin_ns, now_ns))
+        metrics = list(convert_metrics(self._collect(), self._begin_ns, now_ns))
         scope = ScopeMetrics(InstrumentationScope(SCOPE), metrics, "")
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])

@@ -1,17 +1,22 @@
-"""How a broker makes itself known to its name servers: 103, 104 and 217.
+"""Registration of a broker with its name servers.
 
-`Registration` decides what to tell whom, without waiting. Every name server hears of all topics
-(103) at the start and every registerNameServerPeriod, and at once of those that change (217). The
-answer tells a slave where its master is; while it does not, the slave registers every second.
-RocketMQ sends those in a 103 that holds nothing else; a name server with
-deleteTopicWithBrokerRegistration then forgets all others. One that is not there is tried again with
-growing pauses: logged once, and again when it is back (spec/namesrv.md §2, §3).
+`Registration` decides, without waiting, what to send to which name server and when:
 
-`Announcements` does the calls: a change of topics or groups is on disk, then the name servers know
-it, then its answer leaves. All changes of a moment share one round.
+- REGISTER_BROKER (103) with all topics: at the start, and every registerNameServerPeriod. The
+  answer tells a slave the address of its master. While it does not, the slave registers every
+  second.
+- REGISTER_TOPIC_IN_NAMESRV (217) for a topic that has changed, at once. RocketMQ sends a 103 with
+  only the changed topics instead. A name server with deleteTopicWithBrokerRegistration then forgets
+  all other topics.
+- A name server that does not answer is asked again after growing pauses. That is logged once, and
+  again when it answers (spec/namesrv.md §2, §3).
 
-At the end stands what this machine knows of its own addresses; model/addresses.py decides what to
-do with it.
+`Announcements` makes the calls. After a change of topics or groups it first waits until the change
+is on disk, then until the name servers know it, and then sends the answer. Changes that arrive
+together share one round.
+
+The functions at the end find the addresses of this machine. `model/addresses.py` decides which one
+to advertise.
 """
 
 import asyncio
@@ -24,7 +29,7 @@ import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from sluicemq.broker.group_commit import error_answer, unconfirmed_answer
+from sluicemq.broker.group_commit import encode_error_answer, encode_unconfirmed_answer
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import READ_WRITE, Groups, Topics
@@ -36,6 +41,7 @@ from sluicemq.errors import (
     RequestTimeoutError,
     SluiceError,
     StoreError,
+    StoreUncertainError,
 )
 from sluicemq.model.addresses import AdvertisedAddress, choose_address, is_wildcard
 from sluicemq.model.ids import Host, encode_host, parse_host
@@ -47,7 +53,7 @@ from sluicemq.model.topic import (
 from sluicemq.net.channel import Channel, ChannelPool
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.network import Network
-from sluicemq.net.work.background import quick_switches
+from sluicemq.net.work.background import fast_thread_switching
 from sluicemq.wire import bodies, tables
 from sluicemq.wire import registration as registered
 from sluicemq.wire.codes import RequestCode
@@ -65,84 +71,95 @@ from sluicemq.wire.signature import sign_command
 
 log = logging.getLogger(__name__)
 
-SILENCE_MS: Final = 10_000
-"""After so long name servers forget a broker that beats, as RocketMQ's brokerNotActiveTimeoutMillis
-says."""
-MASTER_LOOK_S: Final = 1.0
-"""The period at which a slave asks a name server that knows no master of its name."""
+HEARTBEAT_TIMEOUT_MS: Final = 10_000
+"""The time without a heartbeat after which name servers forget a broker that sends them, as with
+RocketMQ's brokerNotActiveTimeoutMillis."""
+MASTER_POLL_S: Final = 1.0
+"""The period at which a slave registers while the name server knows no master."""
 PAUSE_S_MIN: Final = 0.5
+"""The first pause after a failed registration. It doubles with each failure."""
 PAUSE_S_MAX: Final = 10.0
 CHANGES_MAX: Final = 16
-"""Of more topics at once all are told."""
+"""If more topics than this have changed, all topics are registered instead."""
 
 
 @dataclasses.dataclass(slots=True)
-class NameServer:
-    """What is known of one name server. `failures` counts those since it last answered."""
+class NameServerState:
+    """What the broker knows about one name server."""
 
     address: str
     failures: int = 0
-    is_known: bool = False
+    """The number of failed registrations since the last success."""
+    is_registered: bool = False
+    """Whether the broker was ever registered there."""
     next_try_s: float = 0.0
+    """The monotonic time at which all topics are registered again."""
     changes: set[str] = dataclasses.field(default_factory=set)
-    """Topics that have changed since it was last told."""
-    takes_topics: bool = True
-    """Whether it knows 217, as those of 5.x and ours."""
+    """Topics that have changed since the last registration."""
+    supports_topic_registration: bool = True
+    """Whether it answers REGISTER_TOPIC_IN_NAMESRV (217). RocketMQ 4.9 does not."""
 
 
-def credentials_of(text: str) -> tuple[str, str] | None:
-    """Access key and secret of innerClientAuthenticationCredentials; None for "".
+def parse_credentials(text: str) -> tuple[str, str] | None:
+    """Return access key and secret of innerClientAuthenticationCredentials; None if it is empty.
 
-    Raises ConfigurationError, which does not show the text.
+    Raises ConfigurationError, without the text, if it is not a JSON object with both.
     """
     if not text:
         return None
     try:
-        found = json.loads(text)
-        pair = found["accessKey"], found["secretKey"]
+        value = json.loads(text)
+        pair = value["accessKey"], value["secretKey"]
     except (ValueError, TypeError, KeyError):
         pair = ("", "")
     if not all(isinstance(part, str) and part for part in pair):
         raise ConfigurationError(
-            "innerClientAuthenticationCredentials is no JSON object with accessKey and secretKey.",
+            "innerClientAuthenticationCredentials must be a JSON object with accessKey and "
+            "secretKey.",
             fix='Write {"accessKey":"…","secretKey":"…"}.',
         )
     return pair
 
 
 class Registration:
-    """What to tell the name servers, and when.
-
-    `fields` are the extra header fields by which our name server chooses the address that a client
-    can reach (model/addresses.py); others ignore them.
-    """
+    """The requests to the name servers and the state of each name server. It does no I/O."""
 
     def __init__(
         self, settings: Settings, topics: Topics, address: str, fields: dict[str, str]
     ) -> None:
+        """Create the registration of a broker at `address`, as "host:port".
+
+        `fields` are extra header fields. SluiceMQ's name server chooses by them the address that a
+        client can reach (`model/addresses.py`); RocketMQ's ignores them.
+        """
         self._settings = settings
         self._topics = topics
         self.address = address
         self.ha_port = 0
-        """Where slaves connect; 0 is one above the port."""
+        """The port to which slaves connect; 0 means the broker's port plus 1."""
         self.on_master: Callable[[str, str], None] = lambda address, ha_address: None
-        """A slave is told by each name server where its master is."""
+        """Called on a slave with the addresses of its master that a name server returned, or ""."""
         self.epoch = 0
-        """Of the term, with failover: of two that say they are the master name servers believe the
-        later one (spec/namesrv.md §2)."""
+        """The number of the term, with failover. If two brokers claim to be the master, name
+        servers believe the one with the later term (spec/namesrv.md §2)."""
         self._fields = fields
         config = settings.broker
-        self._credentials = credentials_of(config.inner_credentials) or config.inner_account
-        self.name_servers = [NameServer(name) for name in settings.broker.name_server_addresses]
+        self._credentials = parse_credentials(config.inner_credentials) or config.inner_account
+        self.name_servers = [
+            NameServerState(name) for name in settings.broker.name_server_addresses
+        ]
 
-    def begin(self, server: NameServer) -> Callable[[], Command]:
-        """What makes the request (103) with every topic of now, in whatever thread."""
+    def prepare_registration(self, server: NameServerState) -> Callable[[], Command]:
+        """Return a function that makes the REGISTER_BROKER request (103) with all present topics.
+
+        The function may run on another thread. The changes noted for `server` are cleared.
+        """
         server.changes = set()
         configs, config = self._topics.configs(), self._settings.broker
         version = dataclasses.replace(self._topics.version, state_version=self.epoch)
 
         def request() -> Command:
-            topics = {name: self._registered(topic) for name, topic in configs.items()}
+            topics = {name: self._limit_permissions(topic) for name, topic in configs.items()}
             body = registered.encode_register_body(
                 registered.RegisterBody(tables.TopicTable(topics, version))
             )
@@ -152,40 +169,45 @@ class Registration:
                 cluster=config.cluster_name,
                 ha_address=self.ha_address,
                 broker_id=self._settings.registered_id,
-                heartbeat_timeout_ms=SILENCE_MS if self.beats else None,
+                heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS if self.sends_heartbeats else None,
                 acting_master_enable=config.acting_master,
                 compressed=False,
                 body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
             )
             fields = encode_header(header) | self._fields
-            return self.signed(Command(RequestCode.REGISTER_BROKER, fields, body))
+            return self.sign(Command(RequestCode.REGISTER_BROKER, fields, body))
 
         return request
 
     @property
     def ha_address(self) -> str:
-        """host:port that slaves are told."""
+        """The address to which slaves connect, as "host:port"."""
         host, _, port = self.address.rpartition(":")
         ha_port = self.ha_port or int(port) + 1
         return f"{self._settings.broker.broker_ip2 or host}:{ha_port}"
 
     @property
-    def beats(self) -> bool:
-        """Are there replicas that wait to hear that this one is gone?"""
+    def sends_heartbeats(self) -> bool:
+        """Whether the broker sends heartbeats to name servers.
+
+        It does if replicas replace it, because name servers must notice quickly that it stopped.
+        """
         config = self._settings.broker
         return config.acting_master or bool(config.consensus)
 
-    def sign_of_life(self) -> Command:
-        """904."""
+    def make_heartbeat(self) -> Command:
+        """Return a BROKER_HEARTBEAT request (904)."""
         config = self._settings.broker
         header = BrokerHeartbeatRequest(
-            cluster=config.cluster_name, address=self.address, broker=config.broker_name,
+            cluster=config.cluster_name,
+            address=self.address,
+            broker=config.broker_name,
             broker_id=self._settings.registered_id,
-        )  # fmt: skip
-        return self.signed(Command(RequestCode.BROKER_HEARTBEAT, encode_header(header)))
+        )
+        return self.sign(Command(RequestCode.BROKER_HEARTBEAT, encode_header(header)))
 
-    def farewell(self) -> Command:
-        """104."""
+    def make_unregistration(self) -> Command:
+        """Return an UNREGISTER_BROKER request (104)."""
         config = self._settings.broker
         header = BrokerRequest(
             broker=config.broker_name,
@@ -193,120 +215,147 @@ class Registration:
             cluster=config.cluster_name,
             broker_id=self._settings.registered_id,
         )
-        return self.signed(Command(RequestCode.UNREGISTER_BROKER, encode_header(header)))
+        return self.sign(Command(RequestCode.UNREGISTER_BROKER, encode_header(header)))
 
-    def signed(self, command: Command) -> Command:
-        """For name servers and masters with access control."""
+    def sign(self, command: Command) -> Command:
+        """Sign a request in place, if credentials are configured, and return it.
+
+        Name servers and masters with access control require it.
+        """
         if self._credentials is not None:
             sign_command(command, *self._credentials)
         return command
 
-    def _registered(self, config: TopicConfig) -> TopicConfig:
-        """A broker without read or write permission takes it from every topic of its routes."""
+    def _limit_permissions(self, config: TopicConfig) -> TopicConfig:
+        """Return the settings of a topic without the permissions that the broker does not have."""
         allowed = self._settings.broker.broker_permission
         if allowed & READ_WRITE == READ_WRITE:
             return config
         return dataclasses.replace(config, perm=config.perm & (allowed | ~READ_WRITE))
 
-    # ---------------------------------------------------------------------------- what changes
-
-    def route(self, topic: str) -> Command:
-        """105: which queues does it have, on all brokers?"""
-        return self.signed(
+    def make_route_request(self, topic: str) -> Command:
+        """Return a GET_ROUTEINFO_BY_TOPIC request (105)."""
+        return self.sign(
             Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, encode_header(GetRouteRequest(topic=topic)))
         )
 
-    def topic_changed(self, name: str) -> None:
+    def mark_topic_changed(self, name: str) -> None:
+        """Note for each name server that the topic has changed."""
         for server in self.name_servers:
             server.changes.add(name)
 
-    def all_due(self) -> None:
-        """What stands in all routes has changed."""
+    def make_all_due(self) -> None:
+        """Register all topics again soon, because settings in all routes have changed.
+
+        A name server that does not answer keeps its pause.
+        """
         for server in self.name_servers:
             if not server.failures:
                 server.next_try_s = 0.0
 
     @property
-    def changed(self) -> list[NameServer]:
-        """Who does not know of the last changes. One that is not there is told when it is."""
+    def servers_with_changes(self) -> list[NameServerState]:
+        """The name servers that answer and do not know the latest changes."""
         return [server for server in self.name_servers if server.changes and not server.failures]
 
-    def take_changes(self, server: NameServer) -> list[Command]:
-        """217 of each topic that has changed. One that is deleted stays in the routes until the
-        tool takes it out there (216), as with RocketMQ."""
+    def take_change_requests(self, server: NameServerState) -> list[Command]:
+        """Return a REGISTER_TOPIC_IN_NAMESRV request (217) for each topic that has changed.
+
+        The changes noted for `server` are cleared. A deleted topic stays in the routes until a tool
+        deletes it there (DELETE_TOPIC_IN_NAMESRV, 216), as with RocketMQ.
+        """
         names, server.changes = server.changes, set()
         requests = []
         for topic in filter(None, map(self._topics.get, names)):
-            known = self._registered(topic.config)
+            config = self._limit_permissions(topic.config)
             queues = QueueData(
-                self._settings.broker.broker_name, known.read_queues, known.write_queues,
-                known.perm, known.sys_flag,
-            )  # fmt: skip
-            fields = encode_header(TopicRequest(topic=known.name))
+                self._settings.broker.broker_name,
+                config.read_queues,
+                config.write_queues,
+                config.perm,
+                config.sys_flag,
+            )
+            fields = encode_header(TopicRequest(topic=config.name))
             body = bodies.encode_topic_route(TopicRoute((), (queues,)))
             request = Command(RequestCode.REGISTER_TOPIC_IN_NAMESRV, fields, body)
-            requests.append(self.signed(request))
+            requests.append(self.sign(request))
         return requests
 
-    # ------------------------------------------------------------------------ what came of it
+    def on_registered(self, server: NameServerState, answer: Command, now_s: float) -> None:
+        """Handle the successful answer to a REGISTER_BROKER request at the monotonic time `now_s`.
 
-    def answered(self, server: NameServer, answer: Command, now_s: float) -> None:
-        """The name server took it."""
+        It may contain the order configuration, and for a slave the addresses of its master.
+        """
         if server.failures:
-            log.info("name server %s is there again; registered", server.address)
-        elif not server.is_known:
-            log.info("registered with name server %s as %s", server.address, self.address)
-        server.is_known = True
+            log.info("Name server %s answers again. Registered with it.", server.address)
+        elif not server.is_registered:
+            log.info("Registered with name server %s as %s.", server.address, self.address)
+        server.is_registered = True
         server.failures = 0
         server.next_try_s = now_s + self._settings.broker.register_period_ms / 1000
         if self._settings.is_slave:
-            told = decode_header(RegisterBrokerResponse, answer.fields)
-            self.on_master(told.master_address or "", told.ha_address or "")
-            if not told.ha_address and not self._settings.is_failover:
-                server.next_try_s = now_s + MASTER_LOOK_S
+            response = decode_header(RegisterBrokerResponse, answer.fields)
+            self.on_master(response.master_address or "", response.ha_address or "")
+            if not response.ha_address and not self._settings.is_failover:
+                server.next_try_s = now_s + MASTER_POLL_S
         if answer.body:
-            self._topics.mark_order(bodies.decode_kv_table(answer.body))
+            self._topics.set_ordered_topics(bodies.decode_kv_table(answer.body))
 
-    def failed(self, server: NameServer, error: Exception, now_s: float) -> None:
-        """It is not there or refuses: try again later."""
+    def on_failure(self, server: NameServerState, error: Exception, now_s: float) -> None:
+        """Handle a failed request at the monotonic time `now_s`.
+
+        The first failure is logged. Each failure doubles the pause until the next try.
+        """
         if not server.failures:
             log.warning(
-                "name server %s does not take the registration (%s). Clients that ask it will not "
-                "find this broker. Start it, or correct namesrvAddr; trying again.",
-                server.address, error,
-            )  # fmt: skip
+                "Registration with name server %s failed (%s). Clients that use this name server "
+                "will not find the broker. Start the name server, or correct namesrvAddr. "
+                "Retrying.",
+                server.address,
+                error,
+            )
         server.failures += 1
         pause_s = min(PAUSE_S_MIN * 2 ** min(server.failures - 1, 10), PAUSE_S_MAX)
         server.next_try_s = now_s + pause_s
 
-    def due(self, now_s: float) -> list[NameServer]:
-        """Whom to tell of all topics now."""
+    def find_due_servers(self, now_s: float) -> list[NameServerState]:
+        """Return the name servers with which all topics must be registered now."""
         return [
-            server for server in self.name_servers
+            server
+            for server in self.name_servers
             if server.next_try_s <= now_s
             or (len(server.changes) > CHANGES_MAX and not server.failures)
-        ]  # fmt: skip
+        ]
 
-    def wait_s(self, now_s: float) -> float:
-        """How long nothing is due."""
+    def seconds_until_due(self, now_s: float) -> float:
+        """Return the time in seconds until a registration is due; 3600 without name servers."""
         times = [server.next_try_s for server in self.name_servers]
         return max(min(times, default=now_s + 3600.0) - now_s, 0.0)
 
 
-# Together less than the 5 s after which RocketMQ's tools give up a change of a topic.
+# Together these are less than 5 s, the timeout of RocketMQ's tools for a change of a topic.
 DIAL_WAIT_S: Final = 1.5
 REGISTER_WAIT_S: Final = 3.0
 TOPIC_WAIT_S: Final = 0.5
 ROUTE_WAIT_S: Final = 1.0
-FAREWELL_WAIT_S: Final = 1.0
+UNREGISTER_WAIT_S: Final = 1.0
 
 
-async def _at_once() -> None:
-    """There are no replicas."""
+async def _no_replicas() -> None:
+    """Return at once: no replica has to have the changes."""
+
+
+def make_unreplicated_error() -> StoreUncertainError:
+    """Return the error for changes of a master that was replaced before all replicas had them."""
+    return StoreUncertainError(
+        "The change was made on this replica, but it stopped being the master before all replicas "
+        "had the change. The next master may not know it.",
+        fix="Check the change on the new master.",
+    )
 
 
 class Announcements:
-    """What waits to be announced, and the connections to the name servers."""
+    """The answers that wait for an announcement, and the connections to the name servers."""
 
     def __init__(
         self,
@@ -321,186 +370,227 @@ class Announcements:
         in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
         save_offsets: Callable[[], Awaitable[None]],
     ) -> None:
+        """Announce changes of `topics`, `groups` and `settings` by requests of `registration`.
+
+        `in_executor` runs blocking work on another thread. `save_offsets` saves the committed
+        offsets, when a reset must be on disk before it is answered.
+        """
         self.registration = registration
-        self.is_known = asyncio.Event()
-        """Set when the first round is over."""
+        self.first_round_done = asyncio.Event()
+        """Set when every name server has been tried once."""
         self._topics, self._groups, self._offsets = topics, groups, offsets
         self._clock = clock
         self._in_executor = in_executor
         self._save_offsets = save_offsets
         self._waiting: list[tuple[Peer, bytes]] = []
-        self.kept: Callable[[], Awaitable[None]] = _at_once
-        """Waits until replicas have the changes too. Raises StoreError."""
-        self._questions: set[asyncio.Task[None]] = set()
-        self._news = asyncio.Event()
+        self.wait_for_replicas: Callable[[], Awaitable[None]] = _no_replicas
+        """Waits until the replicas have the changes so far. Raises StoreError."""
+        self._lookups: set[asyncio.Task[None]] = set()
+        self._wakeup = asyncio.Event()
 
         def lost(channel: Channel) -> None:
-            """A name server forgets us with the connection: tell it as soon as it is back."""
+            """Register again with a name server whose connection was lost.
+
+            It has forgotten the broker, and may have been replaced by another version.
+            """
             for server in registration.name_servers:
                 if server.address == channel.address:
-                    server.takes_topics = True  # another one may come back
+                    server.supports_topic_registration = True
                     server.next_try_s = 0.0
-                    self._news.set()
+                    self._wakeup.set()
 
         self.pool = ChannelPool(
             timeout_s=DIAL_WAIT_S, on_close=lost, clock=clock, connect=network.dial
         )
 
         def topic_changed(name: str) -> None:
-            registration.topic_changed(name)
-            self._news.set()
+            registration.mark_topic_changed(name)
+            self._wakeup.set()
 
-        def settings_changed() -> None:  # permissions stand in routes
-            registration.all_due()
-            self._news.set()
+        def settings_changed() -> None:  # the broker's permissions are part of its routes
+            registration.make_all_due()
+            self._wakeup.set()
 
         topics.on_change = topic_changed
-        groups.on_change = lambda _name: self._news.set()
-        settings.on_change(settings_changed)
+        groups.on_change = lambda _name: self._wakeup.set()
+        settings.add_listener(settings_changed)
 
-    def hold(self, peer: Peer, answer: bytes) -> None:
-        """The answer leaves when every change so far is announced."""
+    def announce(self, peer: Peer, answer: bytes) -> None:
+        """Send the encoded `answer` to `peer` once every change so far is saved and registered."""
         self._waiting.append((peer, answer))
-        self._news.set()
+        self._wakeup.set()
 
     def release(self, error: StoreError | None = None) -> None:
-        """Write the held answers now. With `error`, which says why replicas may lack the changes,
-        each answer becomes a failure with the text of the error."""
+        """Send the held answers now, without waiting for the name servers.
+
+        `error` is the reason why replicas may not have the changes. Each answer then becomes an
+        error answer with its text.
+        """
         waiting, self._waiting = self._waiting, []
         if error is not None:
-            waiting = [(peer, a and error_answer(a, error, str(error))) for peer, a in waiting]
+            waiting = [
+                (peer, a and encode_error_answer(a, error, str(error))) for peer, a in waiting
+            ]
         for peer, answer in waiting:
             peer.write(answer)
 
     async def close(self) -> None:
-        for question in self._questions:
-            question.cancel()
+        """Cancel pending route requests, and close the connections."""
+        for lookup in self._lookups:
+            lookup.cancel()
         await self.pool.close()
 
     def look_up(self, topic: str, done: Callable[[Command | None], None]) -> None:
-        """Asks the name servers for the route of a topic, one after the other until one answers;
-        `done` gets the answer, None without one."""
+        """Ask the name servers for the route of a topic, one after the other until one answers.
+
+        Return at once. `done` is called later with the answer, or with None if none answered.
+        """
 
         async def ask() -> None:
             answer = None
-            for server in sorted(self.registration.name_servers, key=lambda it: it.failures):
+            servers = sorted(self.registration.name_servers, key=lambda server: server.failures)
+            for server in servers:
                 with contextlib.suppress(SluiceError, OSError):
                     channel = await self.pool.get(server.address)
-                    answer = await channel.call(self.registration.route(topic), ROUTE_WAIT_S)
+                    answer = await channel.call(
+                        self.registration.make_route_request(topic), ROUTE_WAIT_S
+                    )
                     break
             done(answer)
 
-        question = asyncio.get_running_loop().create_task(ask())
-        self._questions.add(question)
-        question.add_done_callback(self._questions.discard)
+        lookup = asyncio.get_running_loop().create_task(ask())
+        self._lookups.add(lookup)
+        lookup.add_done_callback(self._lookups.discard)
 
     async def run(self) -> None:
-        """Round after round, until it is cancelled."""
+        """Register and announce in rounds, until cancelled."""
         while True:
             try:
-                await self._round()
+                await self._run_round()
             except Exception:
-                log.exception("telling the name servers failed")
+                log.exception("Registering with the name servers failed.")
                 await asyncio.sleep(1.0)
-            self.is_known.set()
-            wait_s = self.registration.wait_s(self._clock.monotonic_s())
+            self.first_round_done.set()
+            wait_s = self.registration.seconds_until_due(self._clock.monotonic_s())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await self._news.wait()
-            self._news.clear()
+                    await self._wakeup.wait()
+            self._wakeup.clear()
 
-    async def beat(self) -> None:
-        """Tells the name servers that know the broker that it lives."""
+    async def send_heartbeats(self) -> None:
+        """Send a heartbeat to the name servers with which the broker is registered."""
         for server in self.registration.name_servers:
-            if server.is_known and not server.failures:
+            if server.is_registered and not server.failures:
                 with contextlib.suppress(SluiceError, OSError):
                     channel = await self.pool.get(server.address)
-                    channel.oneway(self.registration.sign_of_life())
+                    channel.send_oneway(self.registration.make_heartbeat())
 
-    async def farewell(self) -> None:
-        """Tell the name servers that know the broker that it goes."""
+    async def unregister(self) -> None:
+        """Unregister from the name servers with which the broker is registered.
 
-        async def tell(server: NameServer) -> None:
+        Errors are ignored. Returns after `UNREGISTER_WAIT_S` at the latest.
+        """
+
+        async def unregister_from(server: NameServerState) -> None:
             with contextlib.suppress(SluiceError, OSError):
                 channel = await self.pool.get(server.address)
-                await channel.call(self.registration.farewell(), FAREWELL_WAIT_S)
+                await channel.call(self.registration.make_unregistration(), UNREGISTER_WAIT_S)
 
-        known = [server for server in self.registration.name_servers if server.is_known]
+        servers = [server for server in self.registration.name_servers if server.is_registered]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_WAIT_S):
-                await asyncio.gather(*map(tell, known))
+            async with asyncio.timeout(UNREGISTER_WAIT_S):
+                await asyncio.gather(*map(unregister_from, servers))
 
-    async def _round(self) -> None:
+    async def _run_round(self) -> None:
+        """Make the changes so far durable, register them, and send the answers that waited.
+
+        If the changes are not safe, the answers become errors.
+        """
         waiting, self._waiting = self._waiting, []
-        syncs = filter(None, [table.document.sync() for table in (self._topics, self._groups)])
-        if self._offsets.is_urgent:
-            self._offsets.is_urgent = False
+        syncs = filter(
+            None, [table.document.prepare_sync() for table in (self._topics, self._groups)]
+        )
+        if self._offsets.must_save_now:
+            self._offsets.must_save_now = False
             await self._save_offsets()
         for sync in syncs:
             try:
                 await self._in_executor(sync)
             except StoreError as error:
                 log.error("%s", error)
-                waiting = [(peer, a and unconfirmed_answer(a, error)) for peer, a in waiting]
+                waiting = [(peer, a and encode_unconfirmed_answer(a, error)) for peer, a in waiting]
         if waiting:
             try:
-                await self.kept()
+                await self.wait_for_replicas()
             except StoreError as error:
                 log.error("%s", error)
-                waiting = [(peer, a and error_answer(a, error, str(error))) for peer, a in waiting]
-        due = self.registration.due(self._clock.monotonic_s())
-        changed = [server for server in self.registration.changed if server not in due]
-        await asyncio.gather(*map(self._tell_all, due), *map(self._tell_changes, changed))
+                waiting = [
+                    (peer, a and encode_error_answer(a, error, str(error))) for peer, a in waiting
+                ]
+        due = self.registration.find_due_servers(self._clock.monotonic_s())
+        changed = [server for server in self.registration.servers_with_changes if server not in due]
+        await asyncio.gather(*map(self._register, due), *map(self._register_changes, changed))
         for peer, answer in waiting:
             peer.write(answer)
 
-    async def _tell_all(self, server: NameServer) -> None:
+    async def _register(self, server: NameServerState) -> None:
+        """Register all topics with one name server. Errors are handled by `on_failure`."""
         try:
-            make_request = self.registration.begin(server)
+            make_request = self.registration.prepare_registration(server)
             channel = await self.pool.get(server.address)
-            with quick_switches():
+            with fast_thread_switching():
                 request = await self._in_executor(make_request)
             answer = await channel.call(request, REGISTER_WAIT_S)
             if answer.code != 0:
                 raise RequestError(answer.code, answer.remark or "", address=server.address)
-            self.registration.answered(server, answer, self._clock.monotonic_s())
+            self.registration.on_registered(server, answer, self._clock.monotonic_s())
         except (SluiceError, OSError) as error:
-            self.registration.failed(server, error, self._clock.monotonic_s())
+            self.registration.on_failure(server, error, self._clock.monotonic_s())
 
-    async def _tell_changes(self, server: NameServer) -> None:
-        """Of the topics that changed; of all when the name server does not take that: one of 4.9
-        does not even answer."""
-        if not server.takes_topics:
-            await self._tell_all(server)
+    async def _register_changes(self, server: NameServerState) -> None:
+        """Register the changed topics with one name server.
+
+        If it does not support that, all topics are registered. RocketMQ 4.9 does not even answer.
+        """
+        if not server.supports_topic_registration:
+            await self._register(server)
             return
         try:
             channel = await self.pool.get(server.address)
-            for request in self.registration.take_changes(server):
+            for request in self.registration.take_change_requests(server):
                 answer = await channel.call(request, TOPIC_WAIT_S)
                 if answer.code != 0:
-                    server.takes_topics = False
-                    await self._tell_all(server)
+                    server.supports_topic_registration = False
+                    await self._register(server)
                     return
         except RequestTimeoutError:
-            server.takes_topics = False
-            await self._tell_all(server)
+            server.supports_topic_registration = False
+            await self._register(server)
         except (SluiceError, OSError) as error:
-            self.registration.failed(server, error, self._clock.monotonic_s())
+            self.registration.on_failure(server, error, self._clock.monotonic_s())
 
 
-_SOMEWHERE = Host("192.0.2.1", 9)  # of a network for documentation: nothing is sent there
+_ANY_REMOTE = Host("192.0.2.1", 9)  # an address for documentation; nothing is sent there
 
 
-def advertised_address(config: BrokerConfig) -> AdvertisedAddress:
-    """The address that name servers and clients are told, and why."""
+def choose_advertised_address(config: BrokerConfig) -> AdvertisedAddress:
+    """Choose the address that name servers and clients get; see `choose_address` for the order.
+
+    A candidate is the local address of the route to the first name server that has a route.
+    """
     towards = None
     for address in config.name_server_addresses:
-        towards = towards or address_towards(parse_host(address))
-    return choose_address(config.broker_ip1, config.bind_address, interfaces(), towards)
+        towards = towards or find_local_address(parse_host(address))
+    return choose_address(
+        config.broker_ip1, config.bind_address, find_interface_addresses(), towards
+    )
 
 
-def address_towards(host: Host) -> str | None:
-    """The local address of the way to a host; nothing is sent."""
+def find_local_address(host: Host) -> str | None:
+    """Return the local address that a connection to `host` would use, or None without a route.
+
+    Nothing is sent.
+    """
     family = socket.AF_INET6 if ":" in host.address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -510,26 +600,29 @@ def address_towards(host: Host) -> str | None:
         return None
 
 
-def interfaces() -> list[str]:
-    """Addresses of this machine, as far as the system tells without asking for more."""
-    found = dict.fromkeys(filter(None, [address_towards(_SOMEWHERE)]))
+def find_interface_addresses() -> list[str]:
+    """Return addresses of this machine, without duplicates.
+
+    They are the one of the default route, and those of the host name. There may be others.
+    """
+    found = dict.fromkeys(filter(None, [find_local_address(_ANY_REMOTE)]))
     with contextlib.suppress(OSError):
         for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
             found.setdefault(str(entry[4][0]))
     return list(found)
 
 
-def listening_addresses(bind_address: str) -> list[str]:
-    """Where a broker that binds to this address can be reached."""
+def find_listening_addresses(bind_address: str) -> list[str]:
+    """Return the addresses at which a server that is bound to `bind_address` can be reached."""
     if not is_wildcard(bind_address):
         return [bind_address]
-    return list(dict.fromkeys([*interfaces(), "127.0.0.1"]))
+    return list(dict.fromkeys([*find_interface_addresses(), "127.0.0.1"]))
 
 
-def stored_host(address: str, port: int) -> Host:
-    """The host that stands in records and message ids: an address, also when brokerIP1 is a name.
+def resolve_stored_host(address: str, port: int) -> Host:
+    """Return the host for records and message ids. `address` is resolved if it is a name.
 
-    Raises ConfigurationError when the name is not known.
+    Raises ConfigurationError if the name cannot be resolved.
     """
     try:
         encode_host(Host(address, port))
@@ -538,7 +631,7 @@ def stored_host(address: str, port: int) -> Host:
             address = socket.gethostbyname(address)
         except OSError as error:
             raise ConfigurationError(
-                f"brokerIP1 = {address} is not an address and its name is not known ({error}).",
-                fix="Write an IP address of this machine.",
+                f"brokerIP1 = {address} is not an IP address and cannot be resolved ({error}).",
+                fix="Set brokerIP1 to an IP address of this machine.",
             ) from error
     return Host(address, port)

@@ -1,12 +1,12 @@
-"""The broker served: sockets, name servers, chores; the only place here that waits.
+"""A broker over the network: sockets, name servers and background jobs.
 
-    start   store opened and recovered, tables loaded, port open, name servers told
-    life    registration, saving tables, flushing, expiring clients, beside the handlers
-    close   name servers told, what is held settled, connections closed, everything on disk
-    become  the same, but for the port, which stays open, and the metrics: another role begins
+- `start` opens the store, loads the tables, opens the port, and registers with the name servers.
+- While the broker runs, background jobs register it again, flush, save tables, and expire clients.
+- `change_role` closes everything except the port and the metrics, and opens it in another role.
+- `close` unregisters the broker, sends held answers, closes connections, and saves everything.
 
-Blocking calls (fsync, files) go through one executor. Changes of topics and groups are announced
-(`registration.py`).
+Blocking calls (fsync, files) run on one executor. Changes of topics and groups are announced by
+`registration.py`.
 """
 
 import asyncio
@@ -22,15 +22,21 @@ from typing import Any, Final, TypeVar
 
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.consume.columns_helper import SealingProcess
-from sluicemq.broker.documents import Document
-from sluicemq.broker.metrics import BrokerCollector, serve, unhealthy, unready
-from sluicemq.broker.otlp import Push
+from sluicemq.broker.documents import DocumentWriter
+from sluicemq.broker.metrics import (
+    BrokerCollector,
+    find_health_problems,
+    find_readiness_problems,
+    serve_metrics,
+)
+from sluicemq.broker.otlp import MetricsPusher
 from sluicemq.broker.registration import (
     Announcements,
     Registration,
-    advertised_address,
-    listening_addresses,
-    stored_host,
+    choose_advertised_address,
+    find_listening_addresses,
+    make_unreplicated_error,
+    resolve_stored_host,
 )
 from sluicemq.broker.replication.epochs import Epochs
 from sluicemq.broker.replication.insync import InSync, Term
@@ -40,58 +46,54 @@ from sluicemq.broker.replication.state import Claim
 from sluicemq.broker.replication.status import Steering
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
-from sluicemq.broker.table import dispatcher
+from sluicemq.broker.table import make_dispatcher
 from sluicemq.clock import SYSTEM_CLOCK, Clock, SteadyClock
 from sluicemq.config import BrokerConfig, Change, StoreConfig
-from sluicemq.errors import ConfigurationError, SluiceError, StoreUncertainError
+from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, Files, SystemFiles, read_text
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.files.machine import priority
 from sluicemq.files.overlay import overlay
-from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, join
+from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, format_address
 from sluicemq.model.ids import Host, UniqueIds, encode_host
-from sluicemq.net.accept import Kept, warn_of_protection
+from sluicemq.net.accept import ListeningSockets, log_protected_mode
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.net.limits import ServerLimits, Shares
-from sluicemq.net.network import SOCKETS, Listener, Network, secured
-from sluicemq.net.tls import broker_tls
-from sluicemq.net.work.background import in_executor, quick_switches
+from sluicemq.net.limits import FairScheduler, ServerLimits
+from sluicemq.net.network import SOCKET_NETWORK, Listener, Network, with_tls
+from sluicemq.net.tls import broker_client_tls
+from sluicemq.net.work.background import fast_thread_switching, offload_to_executor
 from sluicemq.store.store import Store
 from sluicemq.supervision import Supervisor
 from sluicemq.wire.frames import Command
 
 log = logging.getLogger("sluicemq.broker")
 T = TypeVar("T")
-Chore = Callable[[], Awaitable[None] | None]
+BackgroundJob = tuple[str, Callable[[], float], Callable[[], Awaitable[None] | None]]
+"""The name of a job, a function that returns its period in seconds, and the job itself."""
 
-VIP_PORT_BELOW: Final = 2  # spec/remoting.md §1
+VIP_PORT_BELOW: Final = 2
+"""The VIP port is this much below the port (spec/remoting.md §1)."""
 SWEEP_S: Final = 0.2
 TABLES_S: Final = 0.5
 EXPIRY_SWEEP_S: Final = 10.0
 FILTERS_PERIOD_S: Final = 10.0  # spec/store.md §11
 CLEAN_S: Final = 1.0
-LOOK_S: Final = 0.5
+RULES_CHECK_S: Final = 0.5
 INDEX_S: Final = 0.1
 COLUMNS_S: Final = 0.1
 CONFIRMED_S: Final = 1.0
 STORE_CHECK_S: Final = 0.2
 START_WAIT_S: Final = 1.0
+"""How long `start` waits for the first registration."""
 CLOSE_WAIT_S: Final = 5.0
+"""How long a stop waits for the answers that are held back."""
 CLOSE_POLL_S: Final = 0.005
 EXECUTOR_THREADS: Final = 3
 """One may wait for the log's fsync while another saves a table and the third reads for slaves."""
 
 
-def _unkept() -> StoreUncertainError:
-    return StoreUncertainError(
-        "The change was made here, and this replica is not the master any more before all replicas "
-        "had the change: the next master may not know it.",
-        fix="Ask the new master.",
-    )
-
-
 class Broker:
-    """Keeps messages and hands them out. `start` and `close` bracket its life."""
+    """A broker that stores and delivers messages. Call `start` first and `close` at the end."""
 
     def __init__(
         self,
@@ -100,159 +102,191 @@ class Broker:
         *,
         clock: Clock = SYSTEM_CLOCK,
         files: Files = SYSTEM_FILES,
-        network: Network = SOCKETS,
+        network: Network = SOCKET_NETWORK,
         executor: Executor | None = None,
-        stretch: Callable[[float], float] = float,
+        stretch_pause: Callable[[float], float] = float,
         read_only: bool = False,
         term: Term | None = None,
         claim: Claim | None = None,
         propose: Callable[[frozenset[int]], None] | None = None,
         steering: Steering | None = None,
         incarnation: Incarnation | None = None,
-        shares: Shares | None = None,
+        scheduler: FairScheduler | None = None,
     ) -> None:
-        """`read_only`: the store is a copy that must not change; see `readonly.py`. `executor` does
-        what blocks; by default three threads. `stretch`: the pause before a chore comes again, of
-        its usual one (s); for virtual time, in which months may pass with nothing to do.
+        """Create a broker that is not started yet.
 
-        With sluiceConsensus: `term` says who is master (None: nobody yet), `claim` who this replica
-        is, `propose` is asked for another in-sync set, which `decided` answers, and `steering` is
-        who decides about roles. `incarnation` is that of the store's directory. `shares` are those
-        of other servers on the same loop."""
+        - `executor` runs what blocks. By default the broker has three threads of its own.
+        - `stretch_pause` returns the pause before a background job runs again, in seconds, from its
+          usual pause. Under virtual time, months may pass with nothing to do.
+        - `read_only` says that the store is a copy that must not change; see `admin/readonly.py`.
+        - `incarnation` is that of the store's directory.
+        - `scheduler` shares the loop with other servers of the process.
+
+        With sluiceConsensus: `term` says which replica is the master (None: none yet). `claim`
+        identifies this replica. `propose` is called with the ids of another in-sync set;
+        `update_term` follows. `steering` decides the roles.
+        """
         if read_only:
             files = overlay(files)
         self.settings = Settings(config, store_config, is_read_only=read_only)
         self.term, self._propose, self._steering = term, propose, steering
         self.claim = claim or Claim(config.broker_id, "", secrets.token_hex(8))
         self.on_opening: Callable[[Dispatcher], None] = lambda dispatcher: None
-        """Told before the port opens in a role, with what will answer there."""
+        """Called with the dispatcher before the port opens in a role."""
         self.on_role: list[Callable[[bool], None]] = []
-        """They are told when connections close at the end of a role (False), and when the next one
-        serves (True): for who asks without a socket."""
+        """Called with False when the connections close at the end of a role, and with True when the
+        next role serves. For components of the process that send requests without a socket."""
         self.on_store_failure: Callable[[OSError], None] = lambda error: None
         """Called once with the error that makes the store refuse all writes until a restart, if
         `exitOnFatalStoreError` is true. The server commands end the process then."""
         self.in_sync: InSync | None = None
-        """What a master knows of its slaves."""
-        self.side: MasterSide | SlaveSide | None = None
+        """What a master knows about its slaves."""
+        self.replication_side: MasterSide | SlaveSide | None = None
+        """What runs here for the other replicas."""
         self.epochs: Epochs | None = None
-        """Who wrote what of the log, with sluiceConsensus."""
+        """Which term wrote which part of the log, with sluiceConsensus."""
         self.address = ""
-        """host:port that clients are told."""
+        """The address that clients get, as "host:port"."""
         self.metrics_port: int | None = None
         self.core: BrokerState
         self.store: Store
         self.registration: Registration
+
         self._clock = clock
         self._files = files
         self._incarnation = incarnation or Incarnation(files, store_config.root)
-        self._network = network = secured(network, broker_tls(config), config)
-        self._stretch = stretch
-        # A thread inherits the priority of the loop's, which may be low when it begins.
-        as_usual = partial(priority().lower, is_low=False)
+        self._network = network = with_tls(network, broker_client_tls(config), config)
+        self._stretch_pause = stretch_pause
+        # A new thread inherits the priority of the loop's thread, which may be low at that moment.
+        restore_priority = partial(priority().set_low, is_low=False)
         self._executor = executor or ThreadPoolExecutor(
-            EXECUTOR_THREADS, "sluice-broker", initializer=as_usual
+            EXECUTOR_THREADS, "sluice-broker", initializer=restore_priority
         )
-        # What filters compute, so that no fsync stands in line behind it.
-        self._computer = executor or ThreadPoolExecutor(1, "sluice-filters", initializer=as_usual)
+        # Filters compute on a thread of their own, so that no fsync has to wait for them.
+        self._filter_executor = executor or ThreadPoolExecutor(
+            1, "sluice-filters", initializer=restore_priority
+        )
+        self._executor_jobs: set[asyncio.Future[Any]] = set()  # the end of a role waits for them
         self._servers: list[Listener] = []
-        self._jobs: set[asyncio.Future[Any]] = set()  # in the executor
-        self._shares = shares
-        self._store: Store | None = None
-        self._store_failure: OSError | None = None
-        self._ha = 0
+        self._scheduler = scheduler
+        self._store: Store | None = None  # while it is open
+        self._store_failure: OSError | None = None  # the failure that was logged
+        self._ha_port = 0
         self._confirmed: Confirmed
         self._loop: asyncio.AbstractEventLoop
-        self._steady = SteadyClock(clock)
+        self._steady_clock = SteadyClock(clock)
         self._supervisor = Supervisor(clock, log)
-        self._unwritten: dict[str, str] = {}
-        self._life: asyncio.Task[None] | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._push: Push | None = None
+        self._writer = DocumentWriter(self._in_executor)
+        self._jobs_task: asyncio.Task[None] | None = None
+        """Runs the background jobs of the present role. None if the broker does not serve."""
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._pusher: MetricsPusher | None = None
         self._metrics: asyncio.Future[Callable[[], None] | None] | None = None
+        """The function that closes the port for metrics, or None if it could not be opened."""
         self._announcements: Announcements
 
     @property
     def port(self) -> int:
-        """The port it listens at: the one that was free when the configured one is 0."""
+        """The port at which the broker listens. If the configured port is 0, it is a free one."""
         return self._servers[0].ports[0]
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """Requests to answers, for whoever serves them without sockets."""
+        """The dispatcher of the present role, for callers that send requests without a socket."""
         return self._servers[0].dispatcher
 
-    # --------------------------------------------------------------------------------- start
+    # --- start and change of role
 
     async def start(self) -> None:
-        """Serve. Raises SluiceError (store locked or damaged, port in use …) with its cure."""
+        """Open the store and the port, and start to serve.
+
+        Raises SluiceError, with its fix, if the store is locked or damaged, the port is in use, or
+        the configuration is invalid. Then nothing remains open.
+        """
         loop, config = asyncio.get_running_loop(), self.settings.broker
         try:
             if config.is_pushed:
-                self._push = await self._in_executor(
-                    partial(
-                        Push, BrokerCollector(lambda: self.core).collect, config,
-                        kind="broker", node=config.broker_name,
-                    )
-                )  # fmt: skip
+                collect = BrokerCollector(lambda: self.core).collect
+                self._pusher = await self._in_executor(
+                    partial(MetricsPusher, collect, config, kind="broker", node=config.broker_name)
+                )
             await self._open({})
         except BaseException:
-            await self._give_up()
+            await self._abort()
             raise
-        if self._push is not None:
-            self._push.start()
-        if config.metrics_enable:  # its imports are a tenth of a start
+        if self._pusher is not None:
+            self._pusher.start()
+        if config.metrics_enable:  # importing prometheus-client takes a tenth of the start
             self._metrics = loop.run_in_executor(self._executor, self._open_metrics)
 
-    async def become(self, term: Term | None) -> None:
-        """Another role, or another master: what was open closes in order and opens again, while
-        clients wait at the port. Raises SluiceError: then the broker is closed."""
-        kept = {port: one for server in self._servers for port, one in server.keep().items()}
+    async def change_role(self, term: Term | None) -> None:
+        """Close everything but the port, and open it again in the role that `term` gives.
+
+        Clients wait at the port meanwhile. Raises SluiceError or OSError if the new role cannot
+        start; then the broker is closed.
+        """
+        sockets = {
+            port: sock
+            for server in self._servers
+            for port, sock in server.duplicate_sockets().items()
+        }
         try:
-            await self._shut()
+            await self._end_role()
             self.term = term
-            await self._open(kept)
+            await self._open(sockets)
         except BaseException:
-            await self._give_up()
-            for one in kept.values():
-                one.close()
+            await self._abort()
+            for sock in sockets.values():
+                sock.close()
             raise
 
     def reread_config(self) -> Change:
-        """Takes up what was edited in its file. Raises ConfigurationError, and then nothing
-        has changed."""
+        """Apply what was edited in the configuration file, and return the change.
+
+        Raises ConfigurationError, with nothing changed, if the file is invalid.
+        """
         path = self.settings.broker.config_path
         return self.settings.reread(read_text(self._files, path) or "")
 
-    def decided(self, term: Term) -> None:
-        """The consensus has this term now, and this replica is its master as before: the in-sync
-        set is another, or a proposal came to nothing."""
+    def update_term(self, term: Term) -> None:
+        """Take over `term`, in which this replica remains the master.
+
+        Its in-sync set has changed, or a proposal of another one failed.
+        """
         self.term = term
         if self.in_sync is not None:
             self.in_sync.decided(term)
 
     def depose(self, reason: str) -> None:
-        """This replica is not master any more: it answers nothing as safe and shows nothing, until
-        `become` says what it is."""
+        """Stop confirming and showing messages, because this replica is not the master any more.
+
+        Requests that wait for replicas are answered with an error that contains `reason`.
+        `change_role` follows.
+        """
         if self.in_sync is not None:
             self.in_sync.depose(reason)
-            self.core.turns.flush()
+            self.core.group_commit.flush()
 
-    def _tell_role(self, serves: bool) -> None:
-        for told in self.on_role:
-            told(serves)
+    def _report_role(self, is_serving: bool) -> None:
+        for listener in self.on_role:
+            listener(is_serving)
 
-    async def _give_up(self) -> None:
+    async def _abort(self) -> None:
+        """Close what is open after a failed start. Errors are ignored: the first one counts."""
         for server in self._servers:
             await server.close()
         if self._store is not None:
-            with contextlib.suppress(SluiceError, OSError):  # the error that led here counts
+            with contextlib.suppress(SluiceError, OSError):
                 await self._in_executor(self._store.close)
         self._executor.shutdown(wait=False)
-        self._computer.shutdown(wait=False)
+        self._filter_executor.shutdown(wait=False)
 
     def _open_store(self) -> tuple[Store, Files, Confirmed, Mirror | None]:
-        """Blocking. The store in the role of now, and the files that its tables are written to."""
+        """Open the store in the present role. Blocks.
+
+        Return the store, the files to which tables are written, the confirmed end of the log, and
+        the state log of a master.
+        """
         settings, files = self.settings, self._files
         if settings.is_read_only:
             readonly.prepare(settings, files)
@@ -269,171 +303,231 @@ class Broker:
             files = MirroredFiles(files, mirror)
         is_hidden = settings.is_slave and settings.is_failover
         self._store = store = Store.open(
-            settings.store, files=files, clock=self._clock, is_gated=settings.is_gated,
-            confirmed=(confirmed.end or 0) if is_hidden else None, incarnation=self._incarnation,
-        )  # fmt: skip
+            settings.store,
+            files=files,
+            clock=self._clock,
+            is_gated=settings.is_gated,
+            confirmed=(confirmed.end or 0) if is_hidden else None,
+            incarnation=self._incarnation,
+        )
         if mirror is not None:
             mirror.log_end = lambda: store.written_offset
-            mirror.units = store.ended_queues
+            mirror.units = store.expired_queues
         if settings.is_failover:
             path = settings.broker.epoch_path or f"{settings.store.root}/epochFileCheckpoint"
             self.epochs = Epochs(files, path, store.written_offset)
             if self.term is not None and not settings.is_slave:
-                self.epochs.reign(self.term.epoch, store.offset_min, store.written_offset)
+                self.epochs.reign(self.term.epoch, store.log_start, store.written_offset)
         return store, files, confirmed, mirror
 
-    async def _open(self, kept: Kept) -> None:
+    async def _open(self, sockets: ListeningSockets) -> None:
+        """Open the broker in the role of `self.term`. `sockets` are listening sockets to reuse."""
         self._loop = loop = asyncio.get_running_loop()
-        self.settings.forget_listeners()
+        self.settings.clear_listeners()
         if self.settings.is_failover:
             master_id = self.term.master_id if self.term is not None else None
             self.settings.is_slave = master_id != self.settings.broker.broker_id
         self.store, files, self._confirmed, mirror = await self._in_executor(self._open_store)
-        config = self.settings.broker  # that of a copy is another one by now
-        advertised = advertised_address(config)
-        core = self._make_core(stored_host(advertised.address, config.listen_port), files)
+        config = self.settings.broker  # `readonly.prepare` may have replaced it
+        advertised = choose_advertised_address(config)
+        host = resolve_stored_host(advertised.address, config.listen_port)
+        core = self._make_core(host, files)
         await self._in_executor(core.load)
-        known = self._confirmed.end
-        if known is None and self.settings.is_failover:
-            known = 0  # others may be in sync, and lack what is here
-        if self.settings.is_gated and known is not None:
-            # Tables know all that is in the log, also what has to be confirmed yet.
-            self.store.hide(known)
+
+        confirmed_end = self._confirmed.end
+        if confirmed_end is None and self.settings.is_failover:
+            confirmed_end = 0  # other replicas may be in sync without what is stored here
+        if self.settings.is_gated and confirmed_end is not None:
+            # Only now: the tables were loaded with all of the log, also what is not confirmed yet.
+            self.store.hide_unconfirmed(confirmed_end)
         self.store.columns.loads_at_once = False
         if isinstance(self._files, SystemFiles):
             self.store.columns.sealer = SealingProcess()
         if not self.settings.is_read_only:
             core.cleaning.look()
-        fields = {
-            FIXED_FIELD: str(advertised.fixed).lower(),
-            INTERFACES_FIELD: ",".join(listening_addresses(config.bind_address)),
-        }
-        self.registration = Registration(self.settings, core.topics, "", fields)
-        self.registration.epoch = 0 if self.term is None else self.term.epoch
-        self._announcements = Announcements(
-            self.settings, core.topics, core.groups, core.offsets, self.registration,
-            clock=self._clock, network=self._network, in_executor=self._in_executor,
-            save_offsets=self._save_offsets,
-        )  # fmt: skip
-        core.side = self.side = self._side(core, files, mirror)
+
+        self._make_registration(core, is_address_fixed=advertised.is_fixed)
+        core.replication_side = self.replication_side = self._make_side(core, files, mirror)
         if config.acting_master and not self.settings.is_failover:
-            await self._stand_in(core)
-        if isinstance(self.side, MasterSide):
-            self._announcements.kept = self.side.kept
-        await self._listen(core, kept)
-        self._tell_role(True)
-        core.move(core.settings.host._replace(port=self.port))
-        self.registration.address = self.address = join(advertised.address, self.port)
+            await self._prepare_acting_master(core)
+        if isinstance(self.replication_side, MasterSide):
+            self._announcements.wait_for_replicas = self.replication_side.kept
+
+        await self._listen(core, sockets)
+        self._report_role(True)
+        core.set_host(core.settings.host._replace(port=self.port))
+        self.registration.address = self.address = format_address(advertised.address, self.port)
         log.info("%s", explain_address(advertised, self.port))
-        if isinstance(self.side, MasterSide):
-            self.registration.ha_port = self._ha = await self.side.open(self._ha)
-            self.side.ha_address = self.registration.ha_address
-        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
-        self._life = loop.create_task(self._live())
+        if isinstance(self.replication_side, MasterSide):
+            self._ha_port = await self.replication_side.open(self._ha_port)
+            self.registration.ha_port = self._ha_port
+            self.replication_side.ha_address = self.registration.ha_address
+        self._sweep_timer = loop.call_later(SWEEP_S, self._sweep)
+        self._jobs_task = loop.create_task(self._run_background_jobs())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_WAIT_S):
-                await self._announcements.is_known.wait()
-        log.info("broker %s listens at %s:%d", config.broker_name, config.listen_address, self.port)
-        warn_of_protection(config)
+                await self._announcements.first_round_done.wait()
+        log.info(
+            "Broker %s listens on %s:%d.", config.broker_name, config.listen_address, self.port
+        )
+        log_protected_mode(config)
 
     def _make_core(self, host: Host, files: Files) -> BrokerState:
-        """The parts of a broker, not loaded yet."""
+        """Create the components of the broker, which are not loaded yet."""
         loop, settings, store = self._loop, self.settings, self.store
 
         def announce(peer: Peer, answer: bytes) -> None:
-            self._announcements.hold(peer, answer)
+            self._announcements.announce(peer, answer)
 
         def look_up(topic: str, done: Callable[[Command | None], None]) -> None:
             self._announcements.look_up(topic, done)
 
         self.in_sync = None
         if not (settings.is_slave or settings.is_read_only):
-            is_sure = settings.store.flush_sync
+            is_synced_first = settings.store.flush_sync
             self._confirmed.bound(store.written_offset)
             self.in_sync = InSync(
-                settings, self._clock,
-                lambda: store.synced_offset if is_sure else store.written_offset,
-                confirmed=self._confirmed.end or 0, own_id=settings.broker.broker_id,
-                term=self.term, propose=self._propose,
-            )  # fmt: skip
+                settings,
+                self._clock,
+                lambda: store.synced_offset if is_synced_first else store.written_offset,
+                confirmed=self._confirmed.end or 0,
+                own_id=settings.broker.broker_id,
+                term=self.term,
+                propose=self._propose,
+            )
             if settings.is_gated:
                 self.in_sync.on_confirmed.append(self._confirmed.moved)
+        id_prefix = encode_host(host)[:-4]  # the address without its port
         self.core = BrokerState(
-            settings, store, files=files, clock=self._clock, host=host,
-            unique_ids=UniqueIds(
-                self._clock, encode_host(host)[:-4], os.getpid(), secrets.randbits(32)
-            ),
-            call_soon=loop.call_soon, call_later=loop.call_later, run_sync=self._run_sync,
-            announce=announce, look_up=look_up, offload=in_executor(self._executor),
-            compute=in_executor(self._computer, computes=True), in_sync=self.in_sync,
-            shares=self._shares, steady=self._steady, jobs=self._supervisor,
-        )  # fmt: skip
-        self._shares = self.core.shares
+            settings,
+            store,
+            files=files,
+            clock=self._clock,
+            host=host,
+            unique_ids=UniqueIds(self._clock, id_prefix, os.getpid(), secrets.randbits(32)),
+            call_soon=loop.call_soon,
+            call_later=loop.call_later,
+            run_sync=self._run_sync,
+            announce=announce,
+            look_up=look_up,
+            offload=offload_to_executor(self._executor),
+            compute=offload_to_executor(self._filter_executor, computes=True),
+            in_sync=self.in_sync,
+            scheduler=self._scheduler,
+            steady_clock=self._steady_clock,
+            supervisor=self._supervisor,
+        )
+        self._scheduler = self.core.scheduler
         self.core.steering = self._steering
         return self.core
 
-    def _run_sync(self, done: Callable[[int | BaseException], None]) -> None:
-        in_executor(self._executor)(self.store.sync, done)
+    def _make_registration(self, core: BrokerState, *, is_address_fixed: bool) -> None:
+        """Create the registration and the announcements of the present role."""
+        addresses = find_listening_addresses(self.settings.broker.bind_address)
+        fields = {
+            FIXED_FIELD: str(is_address_fixed).lower(),
+            INTERFACES_FIELD: ",".join(addresses),
+        }
+        self.registration = Registration(self.settings, core.topics, "", fields)
+        self.registration.epoch = 0 if self.term is None else self.term.epoch
+        self._announcements = Announcements(
+            self.settings,
+            core.topics,
+            core.groups,
+            core.offsets,
+            self.registration,
+            clock=self._clock,
+            network=self._network,
+            in_executor=self._in_executor,
+            save_offsets=self._save_offsets,
+        )
 
-    def _side(
+    def _run_sync(self, done: Callable[[int | BaseException], None]) -> None:
+        offload_to_executor(self._executor)(self.store.sync, done)
+
+    def _make_side(
         self, core: BrokerState, files: Files, mirror: Mirror | None
     ) -> MasterSide | SlaveSide | None:
-        """What runs for the other replicas."""
+        """Create what runs here for the other replicas; None for a read-only broker."""
         if mirror is not None:
             assert self.in_sync is not None, "a master counts its slaves"
             self.in_sync.state_number = lambda: mirror.number
             return MasterSide(
-                core, mirror, files, self.epochs, self._network, call_soon=self._loop.call_soon,
-                offload=in_executor(self._executor),
-            )  # fmt: skip
+                core,
+                mirror,
+                files,
+                self.epochs,
+                self._network,
+                call_soon=self._loop.call_soon,
+                offload=offload_to_executor(self._executor),
+            )
         if not self.settings.is_slave:
             return None
         side = SlaveSide(
-            core, self.store.following(), self._files, self.epochs, self._confirmed, self.term,
-            self.claim, run_sync=self._run_sync, in_executor=self._in_executor,
-            signed=self.registration.signed,
+            core,
+            self.store.start_following(),
+            self._files,
+            self.epochs,
+            self._confirmed,
+            self.term,
+            self.claim,
+            run_sync=self._run_sync,
+            in_executor=self._in_executor,
+            signed=self.registration.sign,
             begin_queue=lambda *unit: self._loop.call_soon_threadsafe(
                 self.store.begin_queue, *unit
             ),
-        )  # fmt: skip
-        self.registration.on_master, core.behind = side.told, side.lag
+        )
+        self.registration.on_master, core.replica_lag = side.told, side.lag
         core.pull.has_master = side.follows
         return side
 
-    async def _stand_in(self, core: BrokerState) -> None:
-        """What a slave has to have ready, and what a master that comes back asks."""
-        from sluicemq.broker.standing import Surroundings  # noqa: PLC0415 - few need it
+    async def _prepare_acting_master(self, core: BrokerState) -> None:
+        """Prepare a slave to become acting master.
+
+        On a master, ask the slaves instead which messages they have delivered while it was down.
+        """
+        from sluicemq.broker import acting_master  # noqa: PLC0415 - few brokers need it
 
         config, announcements = self.settings.broker, self._announcements
-        around = Surroundings(
-            core, self._files, announcements.pool, config.name_server_addresses,
-            self.registration.signed, announcements.look_up, self._in_executor, dispatcher,
-            lambda: self.dispatcher,
-        )  # fmt: skip
-        if isinstance(self.side, SlaveSide):
-            self.side.acting = around.acting() if config.remote_escape else None
+        context = acting_master.ActingMasterContext(
+            core=core,
+            files=self._files,
+            pool=announcements.pool,
+            name_servers=config.name_server_addresses,
+            sign=self.registration.sign,
+            look_up=announcements.look_up,
+            in_executor=self._in_executor,
+            make_dispatcher=make_dispatcher,
+            current_dispatcher=lambda: self.dispatcher,
+        )
+        if isinstance(self.replication_side, SlaveSide):
+            self.replication_side.acting = context.make_acting() if config.remote_escape else None
         elif not config.skip_pre_online:
-            core.intake.elsewhere.left.update(await around.escaped())
+            core.intake.elsewhere.left.update(await context.fetch_escaped())
 
-    async def _listen(self, core: BrokerState, kept: Kept) -> None:
-        """Opens the port, and the VIP port for old clients where it can be had."""
-        config, handlers = self.settings.broker, dispatcher(core)
+    async def _listen(self, core: BrokerState, sockets: ListeningSockets) -> None:
+        """Open the port, and the VIP port for old clients. The VIP port may be unavailable.
+
+        Raises ConfigurationError if the port cannot be opened.
+        """
+        config, handlers = self.settings.broker, make_dispatcher(core)
         self.on_opening(handlers)
         self._servers = []
-        port = next(iter(kept), config.listen_port)
+        port = next(iter(sockets), config.listen_port)
         vip_port = port - VIP_PORT_BELOW
-        for one in (port, *([vip_port] if vip_port > 0 else ())):
+        for listen_port in (port, *([vip_port] if vip_port > 0 else ())):
             server = self._network.listener(
-                handlers, on_disconnect=core.disconnected, limits=ServerLimits.of(config)
+                handlers, on_disconnect=core.on_disconnect, limits=ServerLimits.from_config(config)
             )
             try:
-                server.kept = kept
-                await server.start(config.listen_address, [one])
+                server.inherited_sockets = sockets
+                await server.start(config.listen_address, [listen_port])
                 self._servers.append(server)
             except ConfigurationError as error:
                 if not self._servers:
                     raise
-                log.warning("no VIP port, which only old clients use: %s", error)
+                log.warning("The VIP port, which only old clients use, is not open: %s", error)
 
     async def metrics_opened(self) -> int | None:
         """Wait until the metrics are served, and return their port; None if they are not."""
@@ -442,54 +536,58 @@ class Broker:
         return self.metrics_port
 
     def _open_metrics(self) -> Callable[[], None] | None:
-        opened = serve(
+        opened = serve_metrics(
             BrokerCollector(lambda: self.core),
             self.settings.broker,
-            health=lambda: unhealthy(self.core),
-            readiness=lambda: unready(self.core, self.registration),
+            health=lambda: find_health_problems(self.core),
+            readiness=lambda: find_readiness_problems(self.core, self.registration),
         )
         if opened is not None:
             self.metrics_port = opened[0]
         return opened and opened[1]
 
-    # --------------------------------------------------------------------------------- close
+    # --- close
 
     async def close(self) -> None:
-        """Stop in order; everything is on disk and closed on return."""
-        if self._life is None:
+        """Stop the broker in order. On return, everything is on disk and closed.
+
+        Does nothing if the broker does not serve.
+        """
+        if self._jobs_task is None:
             return
-        if self._push is not None:
-            await self._in_executor(self._push.close)
+        if self._pusher is not None:
+            await self._in_executor(self._pusher.close)
         if self._metrics is not None and (close_metrics := await self._metrics) is not None:
             self._executor.submit(close_metrics)  # takes half a second; the executor waits for it
-        await self._announcements.farewell()
+        await self._announcements.unregister()
         try:
-            await self._shut()
+            await self._end_role()
         finally:
             self._executor.shutdown(wait=True)
-            self._computer.shutdown(wait=False, cancel_futures=True)
+            self._filter_executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _shut(self) -> None:
-        """Ends the role of now."""
-        if (life := self._life) is None:
+    async def _end_role(self) -> None:
+        """Stop serving in the present role, and close the store. A step that fails is logged."""
+        if (jobs_task := self._jobs_task) is None:
             return
-        self._life = None
+        self._jobs_task = None
         if self.in_sync is not None:
             self.in_sync.propose = None
-        life.cancel()
-        (ended,) = await asyncio.gather(life, return_exceptions=True)
-        if isinstance(ended, Exception):
-            log.error("Background jobs ended with an error: %s", ended, exc_info=ended)
-        self.core.sampled_s = math.inf  # nobody takes samples any more, and the loop turns
-        if self._jobs:
-            await asyncio.wait(self._jobs)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        jobs_task.cancel()
+        (result,) = await asyncio.gather(jobs_task, return_exceptions=True)
+        if isinstance(result, Exception):
+            log.error("Background jobs ended with an error: %s", result, exc_info=result)
+        # No samples are taken from now on, and that must not look like a loop that hangs.
+        self.core.last_sample_s = math.inf
+        if self._executor_jobs:
+            await asyncio.wait(self._executor_jobs)
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
         self.core.delayed.stop()
         self.core.order.stop()
-        # Whatever fails from here on, everything after it is done: the tables are saved.
+        # If a step fails, the later ones still run, so that the tables are saved.
         for name, step in (
-            ("held answers", self._let_answers_go),
+            ("held answers", self._send_held_answers),
             ("connections", self._close_connections),
             ("delivery state", self._save_delivery),
             ("tables", self._save_tables),
@@ -498,98 +596,109 @@ class Broker:
         await self._in_executor(self.store.close)
         self._store = None
 
-    async def _let_answers_go(self) -> None:
-        """Answers that are held leave before the connections close."""
-        turns = self.core.turns
-        turns.commit()
-        turns.flush()
+    async def _send_held_answers(self) -> None:
+        """Commit, and wait until all answers were sent; for `CLOSE_WAIT_S` at most."""
+        group_commit = self.core.group_commit
+        group_commit.commit()
+        group_commit.flush()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_WAIT_S):
-                while not turns.is_idle:  # an fsync says that it ends in a turn of the loop
+                while not group_commit.is_idle:
+                    # An fsync reports its end in a later iteration of the loop.
                     await self._in_executor(lambda: None)
-                    if not turns.is_idle:  # answers wait for slaves, up to slaveTimeout
+                    if not group_commit.is_idle:  # answers wait for slaves, up to slaveTimeout
                         await asyncio.sleep(CLOSE_POLL_S)
 
     async def _close_connections(self) -> None:
         is_replica = self.in_sync is not None and self.in_sync.term is not None
-        self._announcements.release(_unkept() if is_replica else None)
-        self._tell_role(False)
+        self._announcements.release(make_unreplicated_error() if is_replica else None)
+        self._report_role(False)
         for server in self._servers:
             await server.close()
         await self._announcements.close()
-        if isinstance(self.side, MasterSide):
-            await self.side.close()
+        if isinstance(self.replication_side, MasterSide):
+            await self.replication_side.close()
 
     async def _save_delivery(self) -> None:
-        """Save how far delivery has come, as far as what was delivered is on disk."""
+        """Save up to where delayed messages and transactions were delivered.
+
+        The log is synced first, so that what was delivered is on disk.
+        """
         if self.settings.is_slave:
             return
-        with contextlib.suppress(SluiceError, OSError):  # closing the store says it
+        with contextlib.suppress(SluiceError, OSError):  # closing the store reports it
             await self._in_executor(self.store.sync)
             self.core.transactions.stop()
             await self._in_executor(self.core.delayed.save)
 
     async def _save_tables(self) -> None:
         tables = () if self.settings.is_slave else self.core.documents
-        await self._save(*tables, self._confirmed.document)
-        if self._unwritten:
+        await self._writer.write(*tables, self._confirmed.document)
+        if unwritten := self._writer.unwritten_paths:
             log.error(
-                "The broker stops, and these files are not saved: %s",
-                ", ".join(sorted(self._unwritten)),
+                "The broker is stopping, but these files could not be saved: %s",
+                ", ".join(unwritten),
             )
 
-    # ---------------------------------------------------------------------------------- chores
+    # --- background jobs
 
-    async def _live(self) -> None:
-        jobs = self._supervisor
+    async def _run_background_jobs(self) -> None:
+        """Run the background jobs of the present role until cancelled."""
+        supervisor, announcements = self._supervisor, self._announcements
         async with asyncio.TaskGroup() as group:
-            group.create_task(jobs.keep("registration", self._announcements.run))
-            for name, period_s, chore in self._chores():
-                pause_s = partial(self._paused_s, period_s)
-                group.create_task(jobs.repeat(name, pause_s, chore))
-            if isinstance(self.side, SlaveSide):
-                side, pool = self.side, self._announcements.pool
-                for name, begin in side.tasks(self._network, pool).items():
-                    group.create_task(jobs.keep(name, begin))
+            group.create_task(supervisor.retry_until_success("registration", announcements.run))
+            for name, period_s, job in self._background_jobs():
+                pause_s = partial(self._pause_s, period_s)
+                group.create_task(supervisor.repeat(name, pause_s, job))
+            if isinstance(self.replication_side, SlaveSide):
+                side = self.replication_side
+                for name, begin in side.tasks(self._network, announcements.pool).items():
+                    group.create_task(supervisor.retry_until_success(name, begin))
 
-    def _paused_s(self, period_s: Callable[[], float]) -> float:
-        """The pause between two runs of a chore."""
-        return self._stretch(period_s())
+    def _pause_s(self, period_s: Callable[[], float]) -> float:
+        """Return the pause in seconds between two runs of a job."""
+        return self._stretch_pause(period_s())
 
-    def _chores(self) -> list[tuple[str, Callable[[], float], Chore]]:
-        core, settings, save, take = self.core, self.settings, self._save, self._take
-        chores: list[tuple[str, Callable[[], float], Chore]] = [
-            ("flush", lambda: settings.store.flush_interval_ms / 1000, lambda: take(core.flush())),
-            ("key index", lambda: INDEX_S, lambda: take(core.follow_keys())),
+    def _background_jobs(self) -> list[BackgroundJob]:
+        """Return the background jobs of the present role."""
+        core, settings = self.core, self.settings
+        run_steps, save = self._run_steps, self._writer.write
+        jobs: list[BackgroundJob] = [
+            (
+                "flush",
+                lambda: settings.store.flush_interval_ms / 1000,
+                lambda: run_steps(core.flush()),
+            ),
+            ("key index", lambda: INDEX_S, lambda: run_steps(core.update_key_index())),
             (
                 "property columns",
                 lambda: COLUMNS_S,
-                lambda: take(core.work_at_columns(), computes=True),
+                lambda: run_steps(core.build_property_columns(), computes=True),
             ),
-            ("samples", lambda: 1.0, core.second),
+            ("samples", lambda: 1.0, core.run_every_second),
             ("confirmed end", lambda: CONFIRMED_S, lambda: save(self._confirmed.document)),
             ("client expiry", lambda: EXPIRY_SWEEP_S, core.expire_clients),
             ("store check", lambda: STORE_CHECK_S, self._check_store),
         ]
         if (guard := core.guard) is not None:
 
-            async def look_at_rules() -> None:
-                """An edit of plain_acl.yml is in force as a whole, between two requests."""
-                guard.settle(await self._in_executor(guard.look))
-                if isinstance(self.side, MasterSide):
-                    await self._in_executor(self.side.look)
+            async def check_access_rules() -> None:
+                """Apply edits of the rule files, each as a whole and between two requests."""
+                guard.apply_checked_files(await self._in_executor(guard.check_files))
+                if isinstance(self.replication_side, MasterSide):
+                    await self._in_executor(self.replication_side.look)
 
-            chores.append(("access rules", lambda: LOOK_S, look_at_rules))
-        if self.registration.beats:
-            beat_ms = settings.broker.name_server_heartbeat_ms
-            chores.append(("heartbeat", lambda: beat_ms / 1000, self._announcements.beat))
+            jobs.append(("access rules", lambda: RULES_CHECK_S, check_access_rules))
+        if self.registration.sends_heartbeats:
+            heartbeat_s = settings.broker.name_server_heartbeat_ms / 1000
+            jobs.append(("heartbeat", lambda: heartbeat_s, self._announcements.send_heartbeats))
         if not settings.is_read_only:
-            chores.append(("retention", lambda: CLEAN_S, lambda: take(core.cleaning.run())))
-        return chores if settings.is_slave else chores + self._chores_of_master()
+            jobs.append(("retention", lambda: CLEAN_S, lambda: run_steps(core.cleaning.run())))
+        return jobs if settings.is_slave else jobs + self._saving_jobs()
 
-    def _chores_of_master(self) -> list[tuple[str, Callable[[], float], Chore]]:
-        """Tables are written; those of a slave are its master's."""
-        core, settings, save = self.core, self.settings, self._save
+    def _saving_jobs(self) -> list[BackgroundJob]:
+        """Return the jobs that save tables. A slave gets the tables of its master instead."""
+        core, settings, save = self.core, self.settings, self._writer.write
         delayed, filters = core.delayed, core.filters
 
         def save_delayed() -> Awaitable[None]:
@@ -597,12 +706,16 @@ class Broker:
             return save(*delayed.documents, core.epochs.table.document)
 
         def save_filters() -> Awaitable[None]:
-            filters.clean()
+            filters.remove_expired()
             return save(filters.document, core.assignments.document)
 
         return [
-            # RocketMQ's JSON of topics and groups lags by as much.
-            ("saving topics", lambda: TABLES_S, lambda: save(*core.journaled, core.locks.document)),
+            # A change is in the journal at once; only RocketMQ's JSON files lag by this period.
+            (
+                "saving topics",
+                lambda: TABLES_S,
+                lambda: save(*core.journaled_documents, core.locks.document),
+            ),
             (
                 "saving offsets",
                 lambda: settings.broker.consumer_offset_flush_interval_ms / 1000,
@@ -617,13 +730,12 @@ class Broker:
             (
                 "saving timers",
                 lambda: settings.store.timer_flush_interval_ms / 1000,
-                lambda: self._take(delayed.timers.save()),
+                lambda: self._run_steps(delayed.timers.save()),
             ),
         ]
 
     def _check_store(self) -> None:
-        """Log a failure that makes the store refuse all writes, once, and report it to
-        `on_store_failure` if `exitOnFatalStoreError` says so."""
+        """Log once that the store refuses writes; report it if `exitOnFatalStoreError` is true."""
         error = self.store.failure
         if error is None or error is self._store_failure:
             return
@@ -631,27 +743,34 @@ class Broker:
         exits = self.settings.broker.exit_on_store_failure
         log.critical(
             "The store refuses all writes until the broker is restarted: %s. Check the disk.%s",
-            error, " The process ends now (exitOnFatalStoreError)." if exits else "",
-        )  # fmt: skip
+            error,
+            " The process ends now (exitOnFatalStoreError)." if exits else "",
+        )
         if exits:
             self.on_store_failure(error)
 
     async def _save_offsets(self) -> None:
+        """Save committed offsets and what belongs to them."""
         offsets, lanes, checkpoints = self.core.offsets, self.core.lanes, self.core.checkpoints
         lanes.ground.flush()
         if checkpoints.is_ahead:
-            with contextlib.suppress(SluiceError, OSError):  # the store says it
+            with contextlib.suppress(SluiceError, OSError):  # the store reports it
                 await self._in_executor(self.store.sync)
-        await self._save(
-            offsets.document, offsets.resets_document, checkpoints.document,
+        await self._writer.write(
+            offsets.document,
+            offsets.resets_document,
+            checkpoints.document,
             self.core.order.document,
-        )  # fmt: skip
+        )
 
-    async def _take(
+    async def _run_steps(
         self, steps: Iterator[float | Callable[[], object]], *, computes: bool = False
     ) -> None:
-        """Does what blocks in the executor, and pauses."""
-        with quick_switches() if computes else contextlib.nullcontext():
+        """Run `steps`: sleep for a number of seconds, or call a function on the executor.
+
+        `computes` says that the functions compute for long, so Python must switch threads quickly.
+        """
+        with fast_thread_switching() if computes else contextlib.nullcontext():
             try:
                 for step in steps:
                     if callable(step):
@@ -663,54 +782,19 @@ class Broker:
                     steps.close()
 
     def _sweep(self) -> None:
+        """Handle what is due, and schedule the next sweep."""
         loop = asyncio.get_running_loop()
-        self._sweeper = loop.call_later(self._stretch(SWEEP_S), self._sweep)
+        self._sweep_timer = loop.call_later(self._stretch_pause(SWEEP_S), self._sweep)
         self.core.sweep()
-        if isinstance(self.side, MasterSide):
-            self._supervisor.run_unless_pausing("feeding slaves", self.side.run)
-
-    async def _save(self, *documents: Document) -> None:
-        """Write the documents that have changed. A failure is logged, once for each text, keeps
-        no other document from being written, and is tried again the next time."""
-        for document in documents:
-            try:
-                write = document.take()
-            except Exception as error:  # noqa: BLE001 - the others have to be saved
-                self._cannot_save(document, error)
-                continue
-            if write is None:
-                continue
-            try:
-                with quick_switches():
-                    await self._in_executor(write)
-                self._unwritten.pop(document.path, None)
-            except Exception as error:  # noqa: BLE001 - the others have to be saved
-                self._cannot_save(document, error)
-
-    def _cannot_save(self, document: Document, error: Exception) -> None:
-        said = f"{type(error).__name__}: {error}"
-        if self._unwritten.get(document.path) == said:
-            return
-        self._unwritten[document.path] = said
-        if isinstance(error, OSError):
-            log.error(
-                "%s cannot be written (%s) and is tried again. Free disk space or correct the "
-                "permissions.",
-                document.path,
-                error,
-            )
-        else:
-            log.error(
-                "%s cannot be saved (%s): the file keeps what it had. The other files are saved. "
-                "Report this error, which is a bug.",
-                document.path,
-                said,
-                exc_info=error,
-            )
+        if isinstance(self.replication_side, MasterSide):
+            self._supervisor.run_unless_pausing("feeding slaves", self.replication_side.run)
 
     async def _in_executor(self, work: Callable[[], T]) -> T:
-        """Whoever waits may be cancelled; what has begun is waited for when the role ends."""
+        """Run `work` on the executor and return its result.
+
+        The caller may be cancelled; `work` continues, and the end of the role waits for it.
+        """
         job = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
+        self._executor_jobs.add(job)
+        job.add_done_callback(self._executor_jobs.discard)
         return await asyncio.shield(job)

@@ -1,8 +1,7 @@
-"""The settings of a running broker: frozen values that may be exchanged while it runs.
+"""The settings of a running broker: immutable configurations that may be replaced while it runs.
 
-The role is no setting where a consensus decides it; then it comes with a term (`replicas/`).
-
-Who precomputes something from them asks to be told (`on_change`).
+With failover the role is not a setting; it comes with a term (`replication/`). A component that
+computes values from the settings registers a listener, to compute them again after a change.
 """
 
 from collections.abc import Callable
@@ -12,14 +11,22 @@ from sluicemq.model.ids import Host, encode_host
 
 
 class Settings:
-    """`broker` and `store` are the values of now; read them anew each time. `is_read_only` says
-    that nothing of the store may change (`readonly.py`); `is_slave` that a master writes it, and
-    `is_failover` that the consensus says who that is."""
+    """The present settings and the role of a broker.
+
+    `broker` and `store` are replaced as a whole, so read them again each time.
+    """
 
     __slots__ = (
-        "_at_next_start", "_listeners", "broker", "host", "is_failover", "is_read_only",
-        "is_slave", "store", "store_host",
-    )  # fmt: skip
+        "_at_next_start",
+        "_listeners",
+        "broker",
+        "host",
+        "is_failover",
+        "is_read_only",
+        "is_slave",
+        "store",
+        "store_host",
+    )
 
     def __init__(
         self, broker: BrokerConfig, store: StoreConfig, *, is_read_only: bool = False
@@ -27,57 +34,68 @@ class Settings:
         self.broker = broker
         self.store = store
         self.is_read_only = is_read_only
+        """Whether the store must not change (`admin/readonly.py`)."""
         self.is_slave = broker.is_slave and not is_read_only
+        """Whether a master writes the store. With failover, it changes with the role."""
         self.is_failover = bool(broker.consensus) and not is_read_only
+        """Whether a consensus decides which replica is the master."""
         self._listeners: list[Callable[[], None]] = []
         self._at_next_start: Configs | None = None
-        self.move(Host("127.0.0.1", 10911))
+        self.set_host(Host("127.0.0.1", 10911))
 
-    def move(self, host: Host) -> None:
-        """The address in records and message ids is this one; `store_host` when encoded."""
+    def set_host(self, host: Host) -> None:
+        """Use `host` as the address in records and message ids; `store_host` is its encoding."""
         self.host = host
         self.store_host = encode_host(host)
 
     @property
     def is_gated(self) -> bool:
-        """Is something visible only when replicas have it?"""
+        """Whether messages become visible only when enough replicas have them."""
         is_sync = self.broker.broker_role == "SYNC_MASTER"
         return (is_sync or self.is_failover) and not (self.is_slave or self.is_read_only)
 
     @property
     def registered_id(self) -> int:
-        """The id that name servers are told: the master is 0."""
+        """The broker id for name servers: 0 for a master."""
         return self.broker.broker_id if self.is_slave else 0
 
     @property
     def in_force(self) -> Configs:
+        """The present configurations, by part."""
         return {Part.BROKER: self.broker, Part.STORE: self.store}
 
     @property
     def at_next_start(self) -> Configs:
-        """What a start would take now: other than `in_force` where accepted changes wait for it."""
+        """The configurations after a restart.
+
+        They differ from `in_force` by the accepted changes that need a restart.
+        """
         return self._at_next_start or self.in_force
 
     def apply(self, change: Change) -> None:
-        """A change by request."""
+        """Apply a change, and call the listeners."""
         self._at_next_start = change.at_next_start
         self.replace(change.in_force[Part.BROKER], change.in_force[Part.STORE])
 
     def reread(self, text: str) -> Change:
-        """Takes up what was edited in the file. Raises ConfigurationError, and then nothing has
-        changed."""
+        """Apply the edited configuration file with this text, and return the change.
+
+        Raises ConfigurationError, with nothing changed, if the text is invalid.
+        """
         change = reread_settings(self.in_force, self.at_next_start, text)
         self.apply(change)
         return change
 
-    def on_change(self, listener: Callable[[], None]) -> None:
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each change of the settings."""
         self._listeners.append(listener)
 
-    def forget_listeners(self) -> None:
-        """The parts that asked are gone: another role begins."""
+    def clear_listeners(self) -> None:
+        """Remove all listeners, because the components of another role replace them."""
         self._listeners.clear()
 
     def replace(self, broker: BrokerConfig, store: StoreConfig) -> None:
+        """Replace both configurations, and call the listeners."""
         self.broker = broker
         self.store = store
         for listener in self._listeners:

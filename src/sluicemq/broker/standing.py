@@ -108,7 +108,7 @@ class Surroundings:
         inner, handlers = self.serve(made), self.served().handlers
 
         def end_transaction(command: Command, peer: Peer) -> None:
-            if answer := inner.give(command, peer):
+            if answer := inner.handle_command(command, peer):
                 peer.write(answer)
 
         self.former = handlers[RequestCode.END_TRANSACTION]

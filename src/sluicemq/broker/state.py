@@ -1,5 +1,13 @@
-"""All parts of a broker but its sockets and its waiting: what `server.py` serves and a test or a
-simulator steps."""
+"""The components of a broker, without sockets and without asyncio.
+
+`BrokerState` creates the components and connects them. `server.py` serves them over the network and
+runs their background jobs; a test or a simulator steps them by itself. Everything runs on the event
+loop's thread, except `load` and the callables that a background job yields.
+
+A background job that takes long is an iterator of steps (`flush`, `update_key_index`,
+`build_property_columns`). A step is either a number, which is a pause in seconds, or a callable
+that blocks and must run on another thread.
+"""
 
 import logging
 import math
@@ -11,14 +19,15 @@ from sluicemq.acl.guard import Access, Guard
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.retention import Cleaning, GroupWatch
 from sluicemq.broker.admin.status import Days, Rates, RuntimeInfo
-from sluicemq.broker.consume.clients import Consumers, Contracts, Producers
-from sluicemq.broker.consume.delivered import Deliveries
-from sluicemq.broker.consume.filter_watch import FilterWatch
+from sluicemq.broker.consume.client_memory import ClientMemory
+from sluicemq.broker.consume.clients import Consumers, Producers
+from sluicemq.broker.consume.contracts import Contracts
+from sluicemq.broker.consume.delivery import DeliveryStates
+from sluicemq.broker.consume.filter_diagnostics import FilterHandlers
 from sluicemq.broker.consume.filters import ConsumerFilters, RequestFilters
-from sluicemq.broker.consume.held import HeldBytes
 from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.consume.longpoll import LongPolls
-from sluicemq.broker.consume.pull import Pull
+from sluicemq.broker.consume.pull import PullHandlers
 from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.epochs import Epochs
 from sluicemq.broker.group_commit import Announced, Durable, GroupCommit, Parked, Postponed, RunSync
@@ -34,16 +43,17 @@ from sluicemq.broker.produce.send import Retries, Send
 from sluicemq.broker.replication.insync import InSync
 from sluicemq.broker.replication.status import Behind, Steering
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import LIGHT_PREFIX, Groups, Topics
+from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
 from sluicemq.broker.waiting.delivery import Delayed
 from sluicemq.clock import Clock, SteadyClock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
-from sluicemq.net.dispatch import Peer, finish_answer
-from sluicemq.net.limits import Shares
-from sluicemq.net.work.background import Background, CallLater, Offload, Steps, in_place
-from sluicemq.store.directory import cannot_open
+from sluicemq.model.topic import LMQ_PREFIX
+from sluicemq.net.dispatch import Peer, encode_response_to
+from sluicemq.net.limits import FairScheduler
+from sluicemq.net.work.background import Background, CallLater, Offload, WorkItem, offload_inline
+from sluicemq.store.directory import open_error
 from sluicemq.store.store import Store
 from sluicemq.store.timers.state import discard_timer_files
 from sluicemq.supervision import Supervisor
@@ -52,30 +62,26 @@ from sluicemq.wire.frames import Command
 log = logging.getLogger(__name__)
 
 GROUPS_SHOWN: Final = 10
-"""Groups that a log line names."""
+"""The number of groups that a log line names."""
 INDEX_PAUSE_S: Final = 0.005
-"""Between two slices of an index that is built anew: messages go first."""
+"""The pause between two slices of an index that is being rebuilt, so that messages go first."""
 SEALED_AFTER_S: Final = 10.0
-"""So long a topic is filtered before files of its property columns are made."""
+"""How long a topic must have been filtered before files of its property columns are written."""
 
 
 class BrokerState:
-    """One broker's parts. Requests find their way to them by `table.py`.
-
-    `call_soon` and `call_later` are the loop's; `run_sync` starts an fsync in another thread,
-    `offload` what blocks, `compute` what filters compute. `announce(peer, answer)` holds an answer
-    until a change is saved and registered; without it answers leave at once. `look_up` asks the
-    name servers. `in_sync`: what a master knows of its slaves.
-    """
+    """The components of one broker in one role. `table.py` routes requests to them."""
 
     steering: Steering | None = None
-    """Who decides about the role, when that is not the file."""
-    side: Any = None
-    """What runs here for the other replicas (`replicas/sides.py`)."""
+    """What decides the role of this broker with failover. None if the configuration decides it."""
+    replication_side: Any = None
+    """What runs here for the other replicas: a MasterSide, a SlaveSide, or None."""
 
-    _lead_ms = 0
-    sampled_s = math.inf
-    """When `second` ran last; a loop that hangs is known by it."""
+    _clock_lead_ms = 0
+    """How far the steady clock was ahead of the wall clock at the last check."""
+    last_sample_s = math.inf
+    """The monotonic time at which `run_every_second` last ran; inf while the broker does not serve.
+    A probe recognizes by it that the event loop hangs."""
 
     def __init__(
         self,
@@ -91,255 +97,420 @@ class BrokerState:
         run_sync: RunSync | None = None,
         announce: Callable[[Peer, bytes], None] = Peer.write,
         look_up: LookUp = lambda topic, done: done(None),
-        offload: Offload = in_place,
+        offload: Offload = offload_inline,
         compute: Offload | None = None,
         in_sync: InSync | None = None,
-        shares: Shares | None = None,
-        steady: SteadyClock | None = None,
-        jobs: Supervisor | None = None,
+        scheduler: FairScheduler | None = None,
+        steady_clock: SteadyClock | None = None,
+        supervisor: Supervisor | None = None,
     ) -> None:
+        """Create the components over an open store. Call `load` before they serve requests.
+
+        - `host` is the address in stored records and message ids.
+        - `call_soon` and `call_later` are those of the event loop.
+        - `run_sync` starts an fsync on another thread; None makes SYNC_FLUSH impossible.
+        - `announce(peer, answer)` sends an answer once the changes so far are saved and registered.
+          By default it is sent at once.
+        - `look_up(topic, done)` asks the name servers for a route.
+        - `offload` runs blocking work on another thread; `compute` runs what filters compute.
+        - `in_sync` is what a master knows about its slaves.
+        - `scheduler`, `steady_clock` and `supervisor` outlive this role; None creates new ones.
+        """
         self.settings, self.store, self.files, self.clock = settings, store, files, clock
         self.in_sync, self.offload, self._announce = in_sync, offload, announce
-        self.steady = steady = steady or SteadyClock(clock)  # of what waits
-        self.jobs = jobs or Supervisor(clock, log)
-        self.behind: Behind = lambda: (None, None)
-        self.collectors: list[Callable[[], Iterator[Any]]] = []  # metrics of who lives with it
-        settings.move(host)
-        # What is known of topics, groups and clients.
-        self.topics = topics = Topics(settings, files, clock)
-        self.groups = groups = Groups(settings, files, clock)
-        self.offsets = offsets = Offsets(settings, files, clock)
+        self.steady_clock = steady_clock or SteadyClock(clock)
+        """The clock for deadlines of waiting messages; it never goes back."""
+        self.supervisor = supervisor or Supervisor(clock, log)
+        self.replica_lag: Behind = lambda: (None, None)
+        self.metric_collectors: list[Callable[[], Iterator[Any]]] = []
+        """Further metrics of the process, such as those of a proxy in it."""
+        settings.set_host(host)
+
+        # Topics, groups and connections.
+        self.topics = Topics(settings, files, clock)
+        self.groups = Groups(settings, files, clock)
+        self.offsets = Offsets(settings, files, clock)
         self.filters = ConsumerFilters(settings, files, clock, store.columns.want)
-        self.guard = guard = Guard.of(files, clock, settings.broker)
-        self.held = HeldBytes(settings)
-        self.access, self.producers = Access(guard), Producers(clock, self.held)
-        self.locks, self.random = QueueLocks(files, settings.store.root, clock), Random()
-        self.shares = shares or Shares(clock.monotonic_s, call_soon)
-        self.background = Background(clock, self.shares, self.deferred, call_later, compute)
-        self.turns = turns = GroupCommit(
-            store, clock, call_soon=call_soon, announce=announce,
+        self.guard = Guard.from_config(files, clock, settings.broker)
+        self.access = Access(self.guard)
+        self.held_bytes = ClientMemory(settings)
+        self.producers = Producers(clock, self.held_bytes)
+        self.locks = QueueLocks(files, settings.store.root, clock)
+        self.random = Random()
+        self.scheduler = scheduler or FairScheduler(clock.monotonic_s, call_soon)
+        self.background = Background(
+            clock, self.scheduler, self.handle_outcome, call_later, compute
+        )
+        self.group_commit = GroupCommit(
+            store,
+            clock,
+            call_soon=call_soon,
+            announce=announce,
             run_sync=run_sync if settings.store.flush_sync else None,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
             gate=in_sync if settings.is_gated else None,
-        )  # fmt: skip
-        self.shares.before_turn = turns.commit
-        # Consumers.
-        polls_max = settings.broker.parked_pulls_max
-        self.polls = LongPolls(
-            turns.queue_frame, turns.send_after_commit, turns.flush, polls_max, self.shares
         )
-        turns.wake = wake = self.polls.wake
-        common, waking = (settings, topics, groups, offsets), (files, steady, wake)
-        self.order = ConsumerOrder(*common, *waking, call_later)
-        self.lanes = Lanes(settings, topics, offsets, store, *waking, call_soon, offload)
-        self.contracts = Contracts(groups, settings, clock)
-        self.consumers = consumers = Consumers(
-            settings, groups, self.filters, self.lanes, self.contracts, clock, self.held
-        )
-        self.assignments = Assignments(settings, topics, groups, consumers, files, clock, look_up)
-        self.delivered, self.request_filters = Deliveries(offsets.pulled_by), RequestFilters()
-        self.pull = Pull(
-            *common, consumers, self.polls, store, clock, call_soon, self.background,
-            self.delivered, self.request_filters, self.shares, call_later=call_later,
-        )  # fmt: skip
-        # What enters the store, and what waits in it before it may be seen.
-        self.intake = intake = Intake(settings, store, turns)
-        self.delayed = Delayed(
-            settings, store, intake, turns, files=files, clock=steady, call_soon=call_soon,
-            call_later=call_later, jobs=self.jobs,
-        )  # fmt: skip
-        self.checkpoints = Checkpoints(
-            settings, topics, offsets, store, intake, turns, self.delayed, files, steady
-        )
-        offsets.on_forget += [self.checkpoints.forget, self.contracts.deleted]
-        self.in_flight = InFlight(groups, self.checkpoints, self.order, steady, self.background)
-        self.checks = self.transactions = Transactions(
-            settings, topics, offsets, store, intake, turns, clock, steady,
-            CheckBack(self.producers, settings.broker.broker_name),
-        )  # fmt: skip
-        self.epochs = Epochs(
-            settings, topics, store, intake, turns, files=files, clock=clock,
-            call_soon=call_soon, run_sync=run_sync, access=self.access,
-        )  # fmt: skip
-        self.retries = Retries(
-            settings, topics, groups, store, intake, consumers, self.locks, clock, self.delivered,
-            self.access,
-        )  # fmt: skip
-        self.send = Send(settings, topics, self.retries, store, intake, turns, unique_ids)
-        self.questions = Questions(clock)
-        self.replies = Replies(settings, topics, self.producers, intake, self.questions, clock)
-        for document in self.documents_of_offsets:
-            document.identify(store)
+        self.scheduler.before_round = self.group_commit.commit
+
+        self._make_consumer_components(call_soon, call_later, look_up)
+        self._make_store_components(call_soon, call_later, run_sync, unique_ids)
+        for document in self.offset_documents:
+            document.use_identity_file(store)
         self._make_watchers()
 
+    def _make_consumer_components(
+        self,
+        call_soon: Callable[[Callable[[], None]], object],
+        call_later: CallLater | None,
+        look_up: LookUp,
+    ) -> None:
+        """Create the components that answer consumers."""
+        settings, store, clock, files = self.settings, self.store, self.clock, self.files
+        topics, groups, offsets = self.topics, self.groups, self.offsets
+        group_commit = self.group_commit
+        self.polls = LongPolls(
+            group_commit.queue_frame,
+            group_commit.send_after_commit,
+            group_commit.flush,
+            settings.broker.parked_pulls_max,
+            self.scheduler,
+        )
+        group_commit.wake = wake = self.polls.wake
+        common, waking = (settings, topics, groups, offsets), (files, self.steady_clock, wake)
+        self.order = ConsumerOrder(*common, *waking, call_later)
+        self.lanes = Lanes(settings, topics, offsets, store, *waking, call_soon, self.offload)
+        self.contracts = Contracts(groups, settings, clock)
+        self.consumers = Consumers(
+            settings, groups, self.filters, self.lanes, self.contracts, clock, self.held_bytes
+        )
+        self.assignments = Assignments(
+            settings, topics, groups, self.consumers, files, clock, look_up
+        )
+        self.delivered = DeliveryStates(offsets.pulled_offsets)
+        self.request_filters = RequestFilters()
+        self.pull = PullHandlers(
+            settings=settings,
+            topics=topics,
+            groups=groups,
+            offsets=offsets,
+            consumers=self.consumers,
+            polls=self.polls,
+            store=store,
+            clock=clock,
+            call_soon=call_soon,
+            background=self.background,
+            deliveries=self.delivered,
+            filters=self.request_filters,
+            scheduler=self.scheduler,
+            call_later=call_later,
+        )
+
+    def _make_store_components(
+        self,
+        call_soon: Callable[[Callable[[], None]], object],
+        call_later: CallLater | None,
+        run_sync: RunSync | None,
+        unique_ids: UniqueIds,
+    ) -> None:
+        """Create the components that store messages, and those that deliver waiting messages."""
+        settings, store, clock, files = self.settings, self.store, self.clock, self.files
+        topics, groups, offsets = self.topics, self.groups, self.offsets
+        group_commit, steady_clock = self.group_commit, self.steady_clock
+        self.intake = intake = Intake(settings, store, group_commit)
+        self.delayed = Delayed(
+            settings,
+            store,
+            intake,
+            group_commit,
+            files=files,
+            clock=steady_clock,
+            call_soon=call_soon,
+            call_later=call_later,
+            jobs=self.supervisor,
+        )
+        self.checkpoints = Checkpoints(
+            settings=settings,
+            topics=topics,
+            offsets=offsets,
+            store=store,
+            intake=intake,
+            group_commit=group_commit,
+            delayed=self.delayed,
+            files=files,
+            clock=steady_clock,
+        )
+        offsets.on_forget += [self.checkpoints.forget, self.contracts.forget_deleted]
+        self.in_flight = InFlight(
+            groups, self.checkpoints, self.order, steady_clock, self.background
+        )
+        self.transactions = Transactions(
+            settings=settings,
+            topics=topics,
+            offsets=offsets,
+            store=store,
+            intake=intake,
+            group_commit=group_commit,
+            clock=clock,
+            steady=steady_clock,
+            check_back=CheckBack(self.producers, settings.broker.broker_name),
+        )
+        self.epochs = Epochs(
+            settings,
+            topics,
+            store,
+            intake,
+            group_commit,
+            files=files,
+            clock=clock,
+            call_soon=call_soon,
+            run_sync=run_sync,
+            access=self.access,
+        )
+        self.retries = Retries(
+            settings=settings,
+            topics=topics,
+            groups=groups,
+            store=store,
+            intake=intake,
+            consumers=self.consumers,
+            locks=self.locks,
+            clock=clock,
+            delivered=self.delivered,
+            access=self.access,
+        )
+        self.send = Send(settings, topics, self.retries, store, intake, group_commit, unique_ids)
+        self.questions = Questions(clock)
+        self.replies = Replies(settings, topics, self.producers, intake, self.questions, clock)
+
     def _make_watchers(self) -> None:
-        """Make the parts that watch the others: lag, rates, retention, runtime information."""
-        settings, store, clock, topics = self.settings, self.store, self.clock, self.topics
-        groups, offsets, consumers, turns = self.groups, self.offsets, self.consumers, self.turns
+        """Create the components that watch the others: lag, rates, retention, runtime info."""
+        settings, store, clock = self.settings, self.store, self.clock
+        topics, offsets, group_commit = self.topics, self.offsets, self.group_commit
         self.watch, self.rates, self.days = GroupWatch(offsets, store, clock), Rates(), Days()
-        self.cleaning = Cleaning(settings, topics, self.watch, store, clock, turns.commit)
-        self.filter_watch = FilterWatch(
-            store, topics, groups, offsets, consumers, self.filters, self.delivered,
-            self.background, clock, self.in_flight.unfinished,
-        )  # fmt: skip
+        self.cleaning = Cleaning(settings, topics, self.watch, store, clock, group_commit.commit)
+        self.filter_watch = FilterHandlers(
+            store=store,
+            topics=topics,
+            groups=self.groups,
+            offsets=offsets,
+            consumers=self.consumers,
+            filters=self.filters,
+            deliveries=self.delivered,
+            background=self.background,
+            clock=clock,
+            unfinished=self.in_flight.unfinished,
+        )
         self.runtime = RuntimeInfo(
-            topics, self.send, self.pull, self.polls, turns, store, self.rates, self.days,
-            (self.delayed.runtime, self.filter_watch.runtime),
-        )  # fmt: skip
+            topics=topics,
+            send=self.send,
+            pull=self.pull,
+            polls=self.polls,
+            group_commit=group_commit,
+            store=store,
+            rates=self.rates,
+            days=self.days,
+            more=(self.delayed.runtime, self.filter_watch.runtime_info),
+        )
+
+    # --- deleted topics
 
     def _follow_topics(self) -> None:
-        """Follow topics that are deleted and created from now on. Find out which were deleted
-        before, and finish creations of topics that a crash has interrupted."""
-        self.topics.on_created, self.topics.on_removed = self._topic_created, self._topic_removed
-        self.offsets.note_deleted(
-            lambda topic: topic in self.topics or topic.startswith(LIGHT_PREFIX)
+        """Handle topics that are deleted or created from now on.
+
+        Also find the topics that were deleted while no broker ran, and finish the creation of
+        topics that a crash interrupted.
+        """
+        self.topics.on_created, self.topics.on_removed = (
+            self._on_topic_created,
+            self._on_topic_removed,
         )
-        for name in [name for name in self.offsets.deleted if name in self.topics]:
-            self._reset_returning(name)
+        self.offsets.mark_missing_as_deleted(
+            lambda topic: topic in self.topics or topic.startswith(LMQ_PREFIX)
+        )
+        for name in [name for name in self.offsets.groups_by_deleted_topic if name in self.topics]:
+            self._reset_groups_of_recreated_topic(name)
 
-    def _topic_created(self, name: str) -> None:
+    def _on_topic_created(self, name: str) -> None:
         """Forget offsets that are left of a deleted topic of this name, and reset its groups."""
-        if name in self.offsets.deleted:
+        if name in self.offsets.groups_by_deleted_topic:
             self.offsets.forget(topic=name)
-            self._reset_returning(name)
+            self._reset_groups_of_recreated_topic(name)
 
-    def _reset_returning(self, name: str) -> None:
-        """Send every group that had consumed a deleted topic of this name to offset 0 of its
-        queues, as an operator's reset would."""
-        groups = self.offsets.take_deleted(name)
+    def _reset_groups_of_recreated_topic(self, name: str) -> None:
+        """Reset each group that had consumed the deleted topic `name` to offset 0 of its queues.
+
+        The reset has the same effect as one by an operator.
+        """
+        groups = self.offsets.take_groups_of_deleted(name)
         for group in groups:
             for queue_id in range(self.topics.table[name].config.read_queues):
                 if not self.lanes.reset(group, name, queue_id, 0):
                     self.offsets.reset(group, name, queue_id, 0)
         if groups:
             log.info(
-                "topic %s was deleted and is created again: %d groups that consumed it begin at "
-                "its first message: %s", name, len(groups), ", ".join(groups[:GROUPS_SHOWN]),
-            )  # fmt: skip
+                "Topic %s was deleted and created again. %d groups that consumed it start at its "
+                "first message: %s",
+                name,
+                len(groups),
+                ", ".join(groups[:GROUPS_SHOWN]),
+            )
 
-    def _topic_removed(self, name: str) -> None:
-        """Answer the requests that wait for messages of a deleted topic, and forget what pulls
-        noted about its offsets."""
-        self.polls.end_topic(name)
-        self.delivered.topic_deleted(name)
+    def _on_topic_removed(self, name: str) -> None:
+        """Answer the requests that are parked for a deleted topic.
 
-    def _take_up(self) -> None:
-        """Settings that others hold copies of."""
+        Also forget what pulls noted about its offsets.
+        """
+        self.polls.answer_deleted_topic(name)
+        self.delivered.forget_topic(name)
+
+    # --- loading and documents
+
+    def _apply_settings(self) -> None:
+        """Update the values that other components have computed from the settings."""
         slow_ms = self.settings.broker.slow_request_ms
-        self.shares.slow_s = self.turns.slow_commit_s = slow_ms / 1000 if slow_ms else math.inf
+        slow_s = slow_ms / 1000 if slow_ms else math.inf
+        self.scheduler.slow_s = self.group_commit.slow_commit_s = slow_s
 
     def load(self) -> None:
-        """Blocking: reads the tables and writes what was missing in them.
+        """Read all tables, and write those of topics, groups and checkpoints if they changed.
 
-        Raises StoreDamagedError, ConfigurationError (access rules), StoreError for an error of the
-        file system, with path and cure.
+        Blocks, so it runs on another thread. Raises StoreDamagedError for a damaged file,
+        ConfigurationError for invalid access rules, and StoreError, with path and fix, for an error
+        of the file system.
         """
-        self.settings.on_change(self._take_up)
-        self._take_up()
+        self.settings.add_listener(self._apply_settings)
+        self._apply_settings()
+        try:
+            self._load_tables()
+        except OSError as error:
+            raise open_error(self.settings.store.root, error) from error
+
+    def _load_tables(self) -> None:
         store, is_read_only = self.store, self.settings.is_read_only
         is_slave = self.settings.is_slave
-        try:
-            if self.guard is not None:
-                self.guard.load()
-            self.topics.load()
-            if not (is_read_only or is_slave):
-                self.topics.adopt(key for key in store.queues() if store.queue_offsets(*key)[1])
-            for part in (
-                self.groups,
-                self.offsets,
-                self.order,
-                self.assignments,
-                self.lanes,
-                self.filters,
-                self.locks,
-            ):
-                part.load()
-            if is_slave:  # what a master works at, and no file is written but by its master
-                discard_timer_files(store, self.files, self.settings.store.root)
-                return
-            if not is_read_only:
-                self.offsets.cut(
-                    lambda *key: store.end_offset(*key) if store.queue_exists(*key) else None
-                )
-            for worker in (self.delayed, self.checkpoints, self.transactions, self.epochs):
-                worker.load()
-            if is_read_only:
-                readonly.show_all(store, self.topics, self.groups, self.offsets)
-            else:
-                self._follow_topics()
-            for document in (self.topics.document, self.groups.document, self.checkpoints.document):
-                document.save()
-        except OSError as error:
-            raise cannot_open(self.settings.store.root, error) from error
+        if self.guard is not None:
+            self.guard.load()
+        self.topics.load()
+        if not (is_read_only or is_slave):
+            self.topics.adopt_stored_topics(
+                key for key in store.queues() if store.queue_offsets(*key)[1]
+            )
+        for part in (
+            self.groups,
+            self.offsets,
+            self.order,
+            self.assignments,
+            self.lanes,
+            self.filters,
+            self.locks,
+        ):
+            part.load()
+
+        if is_slave:
+            # The other jobs belong to the master, and only the master's files are written.
+            discard_timer_files(store, self.files, self.settings.store.root)
+            return
+        if not is_read_only:
+            self.offsets.clamp_to_queue_ends(
+                lambda *key: store.committed_offset(*key) if store.queue_exists(*key) else None
+            )
+        for worker in (self.delayed, self.checkpoints, self.transactions, self.epochs):
+            worker.load()
+        if is_read_only:
+            readonly.show_all(store, self.topics, self.groups, self.offsets)
+        else:
+            self._follow_topics()
+        for document in (self.topics.document, self.groups.document, self.checkpoints.document):
+            document.save()
 
     @property
-    def journaled(self) -> tuple[Document, ...]:
-        """Those of whose changes each is kept before it is answered."""
+    def journaled_documents(self) -> tuple[Document, ...]:
+        """The documents whose changes are each written to a journal before they are answered."""
         return self.topics.document, self.groups.document
 
     @property
-    def documents_of_offsets(self) -> tuple[Document, ...]:
-        """Those that name offsets of this store: wrong, and dangerous, beside any other log."""
+    def offset_documents(self) -> tuple[Document, ...]:
+        """The documents that contain offsets of this store.
+
+        With any other commit log they would be wrong, so each has an identity file.
+        """
         levels = self.delayed.levels
         return (
-            self.offsets.document, self.offsets.resets_document, self.checkpoints.document,
-            self.lanes.document, self.epochs.table.document, levels.document,
+            self.offsets.document,
+            self.offsets.resets_document,
+            self.checkpoints.document,
+            self.lanes.document,
+            self.epochs.table.document,
+            levels.document,
             levels.cancellations,
-        )  # fmt: skip
+        )
 
     @property
     def documents(self) -> tuple[Document, ...]:
+        """All documents that a master saves."""
         return (
-            *self.journaled, self.offsets.document, self.offsets.resets_document,
-            self.checkpoints.document, self.order.document, self.assignments.document,
-            self.locks.document, self.lanes.document, self.filters.document,
-            self.epochs.table.document, *self.delayed.documents,
-        )  # fmt: skip
+            *self.journaled_documents,
+            self.offsets.document,
+            self.offsets.resets_document,
+            self.checkpoints.document,
+            self.order.document,
+            self.assignments.document,
+            self.locks.document,
+            self.lanes.document,
+            self.filters.document,
+            self.epochs.table.document,
+            *self.delayed.documents,
+        )
 
-    # ---------------------------------------------------------------------- answers for later
+    # --- outcomes of handlers, connections
 
-    def deferred(self, outcome: object, command: Command, peer: Peer) -> None:
-        """Takes what handlers return besides answers. HOT."""
+    def handle_outcome(self, outcome: object, command: Command, peer: Peer) -> None:
+        """Handle what a handler returned for `command` if it is not an answer that can be sent now.
+
+        Raises TypeError if no component handles a value of that type. HOT.
+        """
         if outcome.__class__ is Durable:
-            self.turns.send_after_commit(peer, *outcome)
+            self.group_commit.send_after_commit(peer, *outcome)
         elif isinstance(outcome, Parked):
             if not self.polls.park(outcome, peer):
-                answer = outcome.look(outcome, True)
-                assert not isinstance(answer, Durable), "the last look gives nothing away"
+                answer = outcome.try_answer(outcome, True)
+                assert not isinstance(answer, Durable), "the last attempt gives no message away"
                 peer.write(answer or b"")
         elif isinstance(outcome, Announced):
-            frame = b"" if command.is_oneway else finish_answer(outcome.answer, command)
+            frame = b"" if command.is_oneway else encode_response_to(outcome.answer, command)
             self._announce(peer, frame)
         elif isinstance(outcome, Postponed):
             self.background.run_request(outcome.steps, command, peer)
         else:
-            raise TypeError(f"a handler returned {type(outcome).__name__}, and nobody takes it")
+            raise TypeError(f"unsupported handler result: {type(outcome).__name__}")
 
-    def move(self, host: Host) -> None:
-        """The host that stands in records and message ids is this one."""
-        self.settings.move(host)
+    def set_host(self, host: Host) -> None:
+        """Use `host` as the address in stored records and message ids from now on."""
+        self.settings.set_host(host)
         self.send.prepare()
 
-    def disconnected(self, peer: Peer) -> None:
-        """A connection is gone."""
-        self.polls.disconnect(peer)
+    def on_disconnect(self, peer: Peer) -> None:
+        """Forget the requests and the groups of a closed connection."""
+        self.polls.remove_connection(peer)
         self.questions.disconnected(peer)
-        self.background.run_in_background(self._leaving(peer))
-        self.shares.forget(peer)
+        self.background.run_in_background(self._remove_client(peer))
+        self.scheduler.remove(peer)
         if self.steering is not None:
             self.steering.disconnected(peer)
 
-    def _leaving(self, peer: Peer) -> Steps[None]:
-        """A connection may have been in thousands of groups."""
-        yield from self.consumers.disconnecting(peer)
-        yield from self.producers.disconnecting(peer)
+    def _remove_client(self, peer: Peer) -> WorkItem[None]:
+        """Remove a closed connection from its groups, in steps: there may be thousands."""
+        yield from self.consumers.remove_connection(peer)
+        yield from self.producers.remove_connection(peer)
 
-    # ---------------------------------------------------------------------------- by the clock
-
-    # Steps: pauses (s), and what blocks, for another thread.
+    # --- background jobs; for the meaning of a step see the module's docstring
 
     def flush(self) -> Iterator[float | Callable[[], object]]:
-        """The log, and the index of keys when the log has nothing new; many queues in slices."""
+        """Yield the steps that flush the commit log and the consume queues.
+
+        If the log has nothing to flush, the key index is flushed when it is due. A flush of many
+        queues is done in slices.
+        """
         if self.store.tick():
             yield self.store.sync
         elif self.store.keys.is_flush_due:
@@ -349,8 +520,8 @@ class BrokerState:
             if self.store.tick():
                 yield self.store.sync
 
-    def follow_keys(self) -> Iterator[float | Callable[[], object]]:
-        """The key index follows the log, in slices between which everything else has its turn."""
+    def update_key_index(self) -> Iterator[float | Callable[[], object]]:
+        """Yield the steps that add new records to the key index, in slices."""
         keys = self.store.keys
         keys.follows_ticks = False
         if keys.backlog_bytes and not keys.is_warm:
@@ -358,8 +529,11 @@ class BrokerState:
         while not keys.catch_up():
             yield 0 if keys.is_close else INDEX_PAUSE_S
 
-    def work_at_columns(self) -> Iterator[float | Callable[[], object]]:
-        """Property columns follow the log where somebody wants them; a copy gets no files."""
+    def build_property_columns(self) -> Iterator[float | Callable[[], object]]:
+        """Yield the steps that build property columns for the topics that are filtered.
+
+        A read-only broker builds no files.
+        """
         columns = self.store.columns
         if columns.is_wanted and not columns.is_warm:
             yield columns.warm_up
@@ -367,12 +541,15 @@ class BrokerState:
             yield from columns.work(SEALED_AFTER_S)
 
     def sweep(self) -> None:
-        """A few times a second: long polls and fsyncs whose time is over, messages that are due."""
-        now_s, run = self.clock.monotonic_s(), self.jobs.run_unless_pausing
+        """Handle what is due: deadlines of requests, delayed messages, transaction checks.
+
+        Called several times a second. A component that fails pauses; the others run.
+        """
+        now_s, run = self.clock.monotonic_s(), self.supervisor.run_unless_pausing
         run("parked pulls", lambda: self.polls.expire(now_s))
-        run("held answers", lambda: self.turns.expire(now_s))
+        run("held answers", lambda: self.group_commit.expire(now_s))
         run("relayed questions", lambda: self.questions.expire(now_s))
-        run("notices of members", self.consumers.notices.run)
+        run("notices of members", self.consumers.notices.send_due)
         if self.settings.is_slave:
             return
         if self.in_sync is not None:
@@ -381,32 +558,33 @@ class BrokerState:
         run("ordered pops", self.order.run)
         run("epochs", self.epochs.run)
         run("transaction checks", self.transactions.run)
-        run("filter watch", self.filter_watch.run)
+        run("filter watch", self.filter_watch.survey_if_due)
 
-    def second(self) -> None:
-        """Once a second: samples for rates, and what lanes have to do."""
-        self.jobs.run_unless_pausing("lanes", self.lanes.run)
-        self._look_at_clock()
+    def run_every_second(self) -> None:
+        """Take samples for rates, and run the lanes. Called once a second."""
+        self.supervisor.run_unless_pausing("lanes", self.lanes.run)
+        self._check_wall_clock()
         counters = self.runtime.counters()
-        self.sampled_s = self.clock.monotonic_s()
-        self.rates.sample(self.sampled_s, counters)
+        self.last_sample_s = self.clock.monotonic_s()
+        self.rates.sample(self.last_sample_s, counters)
         self.days.sample(self.clock.now_ms(), counters)
         self.runtime.spans.sample(self.clock.monotonic_s(), self.runtime.statistics)
 
-    def _look_at_clock(self) -> None:
-        """Log that the wall clock was set back, once for each time."""
-        lead_ms = self.steady.lead_ms
+    def _check_wall_clock(self) -> None:
+        """Log a warning each time the wall clock was set back."""
+        lead_ms = self.steady_clock.lead_ms
         self.delayed.kept_clock.mark_if_ahead()
-        if lead_ms > self._lead_ms:
+        if lead_ms > self._clock_lead_ms:
             log.warning(
-                "The wall clock was set back by %d s. Messages that wait are delivered as if it "
-                "had not been; searching by time is wrong until it has passed the newest message.",
-                (lead_ms - self._lead_ms) // 1000,
+                "The wall clock was set back by %d s. Waiting messages are still delivered on "
+                "time. Searching by time gives wrong results until the wall clock has passed the "
+                "newest message.",
+                (lead_ms - self._clock_lead_ms) // 1000,
             )
-        self._lead_ms = lead_ms
+        self._clock_lead_ms = lead_ms
 
     def expire_clients(self) -> None:
-        """Now and then: closes the connections of clients that have stopped their heartbeats."""
+        """Close the connections of clients that have stopped sending heartbeats."""
         age_ms = self.settings.broker.client_expiry_ms
         for peer in {*self.consumers.expire(age_ms), *self.producers.expire(age_ms)}:
             peer.close()

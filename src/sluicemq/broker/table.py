@@ -1,13 +1,15 @@
-"""Which request goes where: code -> header, handler, quick twin.
+"""The dispatch table of a broker: for each request code its header, its handler and its fast path.
 
-A row with a header has a handler `(header, command, peer)`, and the header is decoded here; one
-without has `(command, peer)`, and reads fields or body itself. A quick twin takes plain requests
-past all that (`net/dispatch.py`). What right a code needs stands in `acl.verdict.NEEDS` and not
-here: the name server asks the same table, and it decides codes that no handler has yet. What is not
-here is answered with REQUEST_CODE_NOT_SUPPORTED.
+A row with a header class has a handler `(header, command, peer)`, for which the header is decoded
+here. The handler of a row without a header class is called with `(command, peer)`, and reads fields
+or body itself. A fast path takes common requests without creating a `Command` (`net/dispatch.py`).
+
+The right that a code requires is declared in `acl.verdict.NEEDS` instead, because the name server
+uses the same table, and because it covers codes that have no handler. A code that is not in the
+table is answered with REQUEST_CODE_NOT_SUPPORTED.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Final, NamedTuple
 
@@ -19,10 +21,10 @@ from sluicemq.broker.admin.refused import SENTENCES, Refused
 from sluicemq.broker.admin.retention import Cleaning
 from sluicemq.broker.admin.statistics import Statistics
 from sluicemq.broker.admin.status import Admin
-from sluicemq.broker.consume.filter_watch import FilterWatch
-from sluicemq.broker.consume.heartbeat import Heartbeats
-from sluicemq.broker.consume.offset_admin import OffsetAdmin
-from sluicemq.broker.consume.pull import Pull
+from sluicemq.broker.consume.filter_diagnostics import FilterHandlers
+from sluicemq.broker.consume.heartbeat import HeartbeatHandlers
+from sluicemq.broker.consume.offset_admin import GroupOffsetHandlers
+from sluicemq.broker.consume.pull import PullHandlers
 from sluicemq.broker.epochs.epochs import Epochs
 from sluicemq.broker.pop.acknowledge import Acknowledge, InFlight
 from sluicemq.broker.pop.assignment import Assignments
@@ -34,8 +36,8 @@ from sluicemq.broker.replication.status import ReplicaAdmin
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.requests import TransactionRequests
 from sluicemq.broker.waiting.requests import DelayRequests
-from sluicemq.net.dispatch import Dispatcher, Handler, Outcome, Quick, Run
-from sluicemq.net.limits import WITH_MESSAGES
+from sluicemq.net.dispatch import Dispatcher, FastHandler, Handler, Outcome, RunEngine
+from sluicemq.net.limits import CODES_WITH_MESSAGES
 from sluicemq.wire import headers as h
 from sluicemq.wire import popping as p
 from sluicemq.wire import replicas as r
@@ -44,11 +46,15 @@ from sluicemq.wire.declare import decode_header
 
 
 class Row(NamedTuple):
-    """Where a request goes."""
+    """How the requests of one code are handled."""
 
     header: type | None
+    """The class of the header that the handler gets; None if it gets no header."""
     handler: Callable[..., Outcome]
-    quick: Callable[..., bool | bytes] | None = None
+    """A method of one of the classes in `make_handler_objects`."""
+    fast_path: Callable[..., bool | bytes] | None = None
+    """A method `(header, body, peer)` that handles common requests. It returns False for others,
+    which go to the handler."""
 
 
 TABLE: Final[dict[int, Row]] = {
@@ -70,8 +76,8 @@ TABLE: Final[dict[int, Row]] = {
     Code.GET_TIMER_CHECK_POINT: Row(None, DelayRequests.timer_checkpoint),
     Code.GET_TIMER_METRICS: Row(None, DelayRequests.timer_metrics),
     # --- consumers
-    Code.PULL_MESSAGE: Row(None, Pull.pull, Pull.pull_quick),
-    Code.LITE_PULL_MESSAGE: Row(None, Pull.pull),
+    Code.PULL_MESSAGE: Row(None, PullHandlers.pull, PullHandlers.pull_fast_path),
+    Code.LITE_PULL_MESSAGE: Row(None, PullHandlers.pull),
     Code.POP_MESSAGE: Row(p.PopMessageRequest, Pop.pop),
     Code.PEEK_MESSAGE: Row(p.PeekMessageRequest, Pop.peek),
     Code.NOTIFICATION: Row(p.NotificationRequest, Pop.notify),
@@ -80,10 +86,10 @@ TABLE: Final[dict[int, Row]] = {
     Code.BATCH_ACK_MESSAGE: Row(None, Acknowledge.many),
     Code.CHANGE_MESSAGE_INVISIBLETIME: Row(p.ChangeInvisibleTimeRequest, Acknowledge.change),
     Code.SLUICE_IN_FLIGHT: Row(p.InFlightRequest, InFlight.listed),
-    Code.HEART_BEAT: Row(None, Heartbeats.heartbeat, Heartbeats.heartbeat_again),
-    Code.UNREGISTER_CLIENT: Row(h.UnregisterClientRequest, Heartbeats.unregister),
-    Code.GET_CONSUMER_LIST_BY_GROUP: Row(h.ConsumerGroupRequest, Heartbeats.list_members),
-    Code.CHECK_CLIENT_CONFIG: Row(None, Heartbeats.check),
+    Code.HEART_BEAT: Row(None, HeartbeatHandlers.heartbeat, HeartbeatHandlers.heartbeat_fast_path),
+    Code.UNREGISTER_CLIENT: Row(h.UnregisterClientRequest, HeartbeatHandlers.unregister),
+    Code.GET_CONSUMER_LIST_BY_GROUP: Row(h.ConsumerGroupRequest, HeartbeatHandlers.list_members),
+    Code.CHECK_CLIENT_CONFIG: Row(None, HeartbeatHandlers.check_subscription),
     Code.QUERY_ASSIGNMENT: Row(None, Assignments.query),
     Code.SET_MESSAGE_REQUEST_MODE: Row(None, Assignments.set_mode),
     Code.GET_ALL_MESSAGE_REQUEST_MODE: Row(None, Assignments.modes),
@@ -111,15 +117,21 @@ TABLE: Final[dict[int, Row]] = {
     Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Row(h.GetAllGroupsRequest, Metadata.all_groups),
     Code.GET_SUBSCRIPTIONGROUP_CONFIG: Row(h.GetGroupConfigRequest, Metadata.group),
     Code.GET_ALL_CONSUMER_OFFSET: Row(None, Metadata.all_offsets),
-    # --- offsets of whole groups, filters, lanes
-    Code.INVOKE_BROKER_TO_RESET_OFFSET: Row(h.ResetOffsetRequest, OffsetAdmin.reset),
-    Code.QUERY_CONSUME_TIME_SPAN: Row(h.TopicGroupRequest, OffsetAdmin.time_spans),
-    Code.QUERY_CORRECTION_OFFSET: Row(h.QueryCorrectionOffsetRequest, OffsetAdmin.corrections),
-    Code.CLONE_GROUP_OFFSET: Row(h.CloneGroupOffsetRequest, OffsetAdmin.clone),
-    Code.QUERY_CONSUME_QUEUE: Row(h.QueryConsumeQueueRequest, OffsetAdmin.units),
-    Code.SLUICE_FILTERED_LAG: Row(h.FilteredLagRequest, FilterWatch.filtered_lag),
-    Code.SLUICE_TRY_FILTER: Row(h.TryFilterRequest, FilterWatch.try_filter),
-    Code.SLUICE_GROUP_LANES: Row(h.ConsumerGroupRequest, FilterWatch.group_lanes),
+    # --- offsets, filters and lanes of groups
+    Code.INVOKE_BROKER_TO_RESET_OFFSET: Row(
+        h.ResetOffsetRequest, GroupOffsetHandlers.reset_offsets
+    ),
+    Code.QUERY_CONSUME_TIME_SPAN: Row(h.TopicGroupRequest, GroupOffsetHandlers.query_time_spans),
+    Code.QUERY_CORRECTION_OFFSET: Row(
+        h.QueryCorrectionOffsetRequest, GroupOffsetHandlers.query_correction_offsets
+    ),
+    Code.CLONE_GROUP_OFFSET: Row(h.CloneGroupOffsetRequest, GroupOffsetHandlers.clone_offsets),
+    Code.QUERY_CONSUME_QUEUE: Row(
+        h.QueryConsumeQueueRequest, GroupOffsetHandlers.query_consume_queue
+    ),
+    Code.SLUICE_FILTERED_LAG: Row(h.FilteredLagRequest, FilterHandlers.report_filtered_lag),
+    Code.SLUICE_TRY_FILTER: Row(h.TryFilterRequest, FilterHandlers.try_filter),
+    Code.SLUICE_GROUP_LANES: Row(h.ConsumerGroupRequest, FilterHandlers.report_lanes),
     # --- the broker, its clients and its files
     Code.UPDATE_BROKER_CONFIG: Row(None, Admin.change_config),
     Code.GET_BROKER_CONFIG: Row(None, Admin.config),
@@ -159,7 +171,7 @@ TABLE: Final[dict[int, Row]] = {
     ),
     Code.GET_BROKER_CLUSTER_ACL_CONFIG: Row(None, AccessAdmin.listed),
     Code.SLUICE_ACCESS_STATUS: Row(None, AccessAdmin.status),
-    # --- lists and counts over all, and what only other brokers have
+    # --- statistics, and requests that this broker refuses
     Code.VIEW_BROKER_STATS_DATA: Row(h.StatisticsRequest, Statistics.view),
     Code.GET_BROKER_CONSUME_STATS: Row(h.GetConsumeStatsOfBrokerRequest, Statistics.of_broker),
     Code.GET_ALL_PRODUCER_INFO: Row(None, Statistics.all_producers),
@@ -169,91 +181,182 @@ TABLE: Final[dict[int, Row]] = {
     Code.POP_ROLLBACK: Row(None, Refused.nothing_to_move),
     **{code: Row(None, Refused.refuse) for code in SENTENCES},
 }
-"""A handler belongs to the family of its class; see `families`."""
 
 
-def families(b: BrokerState) -> tuple[object, ...]:
-    """What has handlers in one broker."""
-    settings, topics, groups, offsets, store = b.settings, b.topics, b.groups, b.offsets, b.store
-    clock, consumers = b.clock, b.consumers
-    admin = Admin(
-        settings, topics, offsets, consumers, b.producers, store, b.runtime, b.rates, b.watch,
-        b.in_flight.unfinished, b.files, clock,
-    )  # fmt: skip
+def make_handler_objects(core: BrokerState) -> tuple[object, ...]:
+    """Return the objects whose methods `TABLE` names, one of each class."""
+    settings, topics, store = core.settings, core.topics, core.store
     return (
-        b.send, b.retries, b.replies, b.epochs, b.pull, b.cleaning, b.assignments,
-        b.filter_watch, b.in_flight,
-        Pop(
-            settings, topics, groups, offsets, b.checkpoints, b.order, b.polls, store, b.steady,
-            b.background, b.delivered, b.request_filters, b.random, consumers,
-            b.assignments.admit,
+        # Components that answer requests themselves.
+        core.send,
+        core.retries,
+        core.replies,
+        core.epochs,
+        core.pull,
+        core.cleaning,
+        core.assignments,
+        core.filter_watch,
+        core.in_flight,
+        # Handlers over the components.
+        *_make_consumer_handlers(core),
+        *_make_admin_handlers(core),
+        TransactionRequests(settings, core.transactions, core.clock, core.access),
+        Relays(settings, topics, core.groups, core.consumers, store, core.questions),
+        DelayRequests(settings, topics, core.delayed, core.intake, core.steady_clock),
+        ReplicaAdmin(
+            settings, core.in_sync, core.steering, lambda: store.written_offset, core.replica_lag
         ),
-        Acknowledge(
-            topics, offsets, b.checkpoints, b.order, store, b.turns, b.steady, b.delivered,
-        ),
-        TransactionRequests(settings, b.transactions, clock, b.access),
-        Heartbeats(settings, topics, groups, consumers, b.producers, clock),
-        Queries(settings, topics, groups, offsets, b.locks, consumers, store, b.access),
-        Metadata(settings, topics, groups, offsets, store, b.turns.commit),
-        admin, Refused(),
-        Statistics(
-            settings, topics, groups, offsets, consumers, b.producers, b.runtime, admin,
-        ),
-        OffsetAdmin(settings, topics, groups, offsets, consumers, b.polls, store, clock, b.turns),
-        Relays(settings, topics, groups, consumers, store, b.questions),
-        DelayRequests(settings, topics, b.delayed, b.intake, b.steady),
-        AccessAdmin(settings, b.guard, b.files, clock, b.offload, b.deferred),
-        ReplicaAdmin(settings, b.in_sync, b.steering, lambda: store.written_offset, b.behind),
-        ReplicaRequests(settings, store, b.in_sync, b.side),
-    )  # fmt: skip
+        ReplicaRequests(settings, store, core.in_sync, core.replication_side),
+    )
 
 
-def dispatcher(b: BrokerState) -> Dispatcher:
-    """Requests to answers, past the guard when there is one."""
-    by_class = {type(family).__name__: family for family in families(b)}
+def _make_consumer_handlers(core: BrokerState) -> Iterator[object]:
+    """Yield the handlers of requests that consumers send."""
+    settings, topics, groups, offsets = core.settings, core.topics, core.groups, core.offsets
+    yield Pop(
+        settings=settings,
+        topics=topics,
+        groups=groups,
+        offsets=offsets,
+        checkpoints=core.checkpoints,
+        order=core.order,
+        polls=core.polls,
+        store=core.store,
+        clock=core.steady_clock,
+        background=core.background,
+        delivered=core.delivered,
+        filters=core.request_filters,
+        random=core.random,
+        consumers=core.consumers,
+        admit=core.assignments.admit,
+    )
+    yield Acknowledge(
+        topics=topics,
+        offsets=offsets,
+        checkpoints=core.checkpoints,
+        order=core.order,
+        store=core.store,
+        group_commit=core.group_commit,
+        clock=core.steady_clock,
+        delivered=core.delivered,
+    )
+    yield HeartbeatHandlers(settings, topics, groups, core.consumers, core.producers, core.clock)
+    yield Queries(
+        settings=settings,
+        topics=topics,
+        groups=groups,
+        offsets=offsets,
+        locks=core.locks,
+        consumers=core.consumers,
+        store=core.store,
+        access=core.access,
+    )
 
-    def bound(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
-        return MethodType(function, by_class[function.__qualname__.partition(".")[0]])
 
-    def handler(row: Row) -> Handler:
-        header, handle = row.header, bound(row.handler)
+def _make_admin_handlers(core: BrokerState) -> Iterator[object]:
+    """Yield the handlers of requests that tools and consoles send."""
+    settings, topics, groups, offsets = core.settings, core.topics, core.groups, core.offsets
+    admin = Admin(
+        settings=settings,
+        topics=topics,
+        offsets=offsets,
+        consumers=core.consumers,
+        producers=core.producers,
+        store=core.store,
+        runtime=core.runtime,
+        rates=core.rates,
+        watch=core.watch,
+        unfinished=core.in_flight.unfinished,
+        files=core.files,
+        clock=core.clock,
+    )
+    yield admin
+    yield Statistics(
+        settings=settings,
+        topics=topics,
+        groups=groups,
+        offsets=offsets,
+        consumers=core.consumers,
+        producers=core.producers,
+        runtime=core.runtime,
+        status=admin,
+    )
+    yield GroupOffsetHandlers(
+        settings=settings,
+        topics=topics,
+        groups=groups,
+        offsets=offsets,
+        consumers=core.consumers,
+        polls=core.polls,
+        store=core.store,
+        clock=core.clock,
+        group_commit=core.group_commit,
+    )
+    yield Metadata(settings, topics, groups, offsets, core.store, core.group_commit.commit)
+    yield AccessAdmin(
+        settings, core.guard, core.files, core.clock, core.offload, core.handle_outcome
+    )
+    yield Refused()
+
+
+def make_dispatcher(core: BrokerState) -> Dispatcher:
+    """Return a dispatcher that answers the requests of `TABLE` by the components of `core`.
+
+    A slave and a read-only broker refuse the requests that they must not handle. With access
+    control, each request is checked first.
+    """
+    objects_by_class = {type(item).__name__: item for item in make_handler_objects(core)}
+
+    def bind(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
+        class_name = function.__qualname__.partition(".")[0]
+        return MethodType(function, objects_by_class[class_name])
+
+    def make_handler(row: Row) -> Handler:
+        header, handle = row.header, bind(row.handler)
         if header is None:
             return handle
         return lambda command, peer: handle(decode_header(header, command.fields), command, peer)
 
-    handlers = {int(code): handler(row) for code, row in TABLE.items()}
-    quick = {int(code): bound(row.quick) for code, row in TABLE.items() if row.quick is not None}
-    if b.in_sync is not None and b.settings.is_gated:
-        handlers, quick = while_enough(b.in_sync, handlers, quick)
-    if b.settings.is_read_only:
-        quick = {}
-        handlers |= readonly.refusals(b.settings.store.root)
-    if b.steering is not None:
-        handlers = b.steering.handlers(handlers, is_slave=b.settings.is_slave)
-    elif b.settings.is_slave:
-        handlers |= refusals(b.settings, handlers)
-    if b.settings.is_slave:
-        quick = {}
-    if b.guard is not None or b.steering is not None:  # each is looked at, or passed on
-        quick.pop(Code.HEART_BEAT, None)
-        quick.pop(Code.PULL_MESSAGE, None)
+    handlers = {int(code): make_handler(row) for code, row in TABLE.items()}
+    fast_paths = {
+        int(code): bind(row.fast_path) for code, row in TABLE.items() if row.fast_path is not None
+    }
+    if core.in_sync is not None and core.settings.is_gated:
+        handlers, fast_paths = while_enough(core.in_sync, handlers, fast_paths)
+    if core.settings.is_read_only:
+        fast_paths = {}
+        handlers |= readonly.refusals(core.settings.store.root)
+    if core.steering is not None:
+        handlers = core.steering.handlers(handlers, is_slave=core.settings.is_slave)
+    elif core.settings.is_slave:
+        handlers |= refusals(core.settings, handlers)
+    if core.settings.is_slave:
+        fast_paths = {}
+    if core.guard is not None or core.steering is not None:
+        # Each of these requests must be checked, or be passed on to the master.
+        fast_paths.pop(Code.HEART_BEAT, None)
+        fast_paths.pop(Code.PULL_MESSAGE, None)
     return Dispatcher(
         handlers,
-        quick=quick,
-        run=_compiled(b, quick),
-        deferred=b.deferred,
-        before=b.guard.before if b.guard is not None else None,
-        admit=b.guard.admit if b.guard is not None else None,
-        with_messages=WITH_MESSAGES,
-        shares=b.shares,
+        fast_handlers=fast_paths,
+        run_engine=_compile(core, fast_paths),
+        handle_outcome=core.handle_outcome,
+        authorize=core.guard.refuse_command if core.guard is not None else None,
+        authorize_fast=core.guard.admits_send if core.guard is not None else None,
+        codes_with_messages=CODES_WITH_MESSAGES,
+        scheduler=core.scheduler,
     )
 
 
-def _compiled(b: BrokerState, quick: dict[int, Quick]) -> Run | None:
-    """What the compiled engine takes, where sends are plain."""
-    is_plain = quick.get(Code.SEND_MESSAGE_V2) == b.send.send_quick and b.guard is None
-    sends = b.send.compiled
+def _compile(core: BrokerState, fast_paths: dict[int, FastHandler]) -> RunEngine | None:
+    """Return the entry point of the compiled engine, or None if it cannot be used.
+
+    The compiled engine takes over plain sends and pulls, so the fast path of pulls is removed from
+    `fast_paths`. It is not used with access control, or where sends have no fast path.
+    """
+    is_plain = fast_paths.get(Code.SEND_MESSAGE_V2) == core.send.send_quick and core.guard is None
+    sends = core.send.compiled
     if not is_plain or sends is None:
         return None
-    quick.pop(Code.PULL_MESSAGE, None)
-    return b.pull.compile(sends.run)
+    fast_paths.pop(Code.PULL_MESSAGE, None)
+    return core.pull.make_frame_runner(sends.run)

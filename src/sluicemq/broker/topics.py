@@ -1,12 +1,13 @@
-"""The topics and the consumer groups of a broker: their settings, their files, how new ones come.
+"""The topics and the consumer groups of a broker: settings, files, and automatic creation.
 
-A `Topic` lives as long as the broker knows the name; its `config` is exchanged when it changes. It
-holds what the send path needs so that a send does one dict look-up. Counters are plain integers
-that `metrics.py` reads.
+A `Topic` exists as long as the broker has a topic of that name; its `config` is replaced when the
+settings change. It contains what the send path needs, so that a send does one dict look-up. Its
+counters are plain integers that `metrics.py` reads.
 
-A topic that a send names and nobody made is created from the topic that the producer names
-(TBW102 as a rule) when that one has the inherit bit (spec/remoting.md §16). A group that connects
-and is not known is made with the defaults when autoCreateSubscriptionGroup=true.
+A send to a topic that does not exist creates it from the default topic that the producer names
+(usually TBW102), if that topic has the inherit permission (spec/remoting.md §16). A group that does
+not exist is created with the defaults when a consumer of it connects, if
+autoCreateSubscriptionGroup is true.
 """
 
 import dataclasses
@@ -25,12 +26,28 @@ from sluicemq.engine.state import TopicState
 from sluicemq.errors import RequestError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host
+from sluicemq.model.system_names import (
+    BENCHMARK_TOPIC,
+    BROKER_GROUPS,
+    HALF_TOPIC,
+    OFFSET_MOVED_TOPIC,
+    OP_TOPIC,
+    SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
+    TIMER_TOPIC,
+    is_broker_written_topic,
+    is_group_topic,
+    is_rocketmq_system_topic,
+    reply_topic,
+    revive_topic,
+    sync_member_topic,
+)
 from sluicemq.model.topic import (
     CLEANUP_POLICY,
     COMPACTION,
     DEFAULT_TOPIC,
-    DLQ_PREFIX,
     GROUP_LENGTH_MAX,
+    LMQ_PREFIX,
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
@@ -51,38 +68,18 @@ Item = TypeVar("Item")
 
 READ_WRITE: Final = PERM_READ | PERM_WRITE
 UNIT_SYS_FLAG: Final = 0x1
+"""The bit of a topic's sysFlag that RocketMQ's unit mode sets."""
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-LIMIT_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
-# What a client may not send to: the broker's own book-keeping lies there (spec/remoting.md §16).
-NOT_FOR_SENDS: Final = frozenset({
-    SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, LIMIT_TOPIC, "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT",
-})  # fmt: skip
-_SYSTEM_NAMES: Final = NOT_FOR_SENDS | {DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
-EPOCH_TOPIC: Final = "rmq_sys_sluice_epochs"
-SYSTEM_PREFIX: Final = "rmq_sys_"
-LIGHT_PREFIX: Final = "%LMQ%"  # light queues have no topic (spec/store.md §3.1)
-RECORD_BYTES: Final = 91  # of a record without body, topic and properties (spec/store.md §2.1)
-REVIVE_QUEUES: Final = 8  # spec/delivery.md §7
-SYSTEM_GROUPS: Final = (
-    "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY",
-    "CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_RMQ_SYS_TRANS",
-)  # fmt: skip
+RECORD_BYTES: Final = 91
+"""The size of a record without body, topic and properties (spec/store.md §2.1)."""
+REVIVE_QUEUES: Final = 8
+"""The number of queues of the revive topic (spec/delivery.md §7)."""
 
 
-def is_internal(name: str) -> bool:
-    """Return whether only the broker itself writes to the topic `name`: what lies there decides
-    which messages are delivered, and to whom. The revive log of POP is open to brokers that hand on
-    records of another one; access control keeps accounts away from it."""
-    return name in NOT_FOR_SENDS or name in (TIMER_TOPIC, EPOCH_TOPIC)
-
-
-def _fault(kind: str, name: str, length_max: int) -> str | None:
+def _find_fault(kind: str, name: str, length_max: int) -> str | None:
+    """Return why `name` is invalid, in RocketMQ's words, or None if it is valid."""
     if not name.strip():
         return f"The specified {kind} is blank."
     if not _NAME.fullmatch(name):
@@ -92,34 +89,42 @@ def _fault(kind: str, name: str, length_max: int) -> str | None:
     return None
 
 
-def topic_fault(name: str, length_max: int) -> str | None:
-    """Why a topic cannot have this name; None when it can. `length_max` in characters."""
-    if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+def find_topic_name_fault(name: str, length_max: int) -> str | None:
+    """Return why a topic cannot have this name, as a sentence, or None if it can.
+
+    `length_max` is in characters. It does not apply to retry and dead-letter topics, which may have
+    RETRY_TOPIC_LENGTH_MAX characters.
+    """
+    if is_group_topic(name):
         length_max = RETRY_TOPIC_LENGTH_MAX
-    return _fault("topic", name, length_max)
+    return _find_fault("topic", name, length_max)
 
 
-def group_fault(name: str) -> str | None:
-    """Why a group cannot have this name; None when it can."""
-    return _fault("group", name, GROUP_LENGTH_MAX)
+def find_group_name_fault(name: str) -> str | None:
+    """Return why a group cannot have this name, as a sentence, or None if it can."""
+    return _find_fault("group", name, GROUP_LENGTH_MAX)
 
 
 class Table(ABC, Generic[Config, Item]):
-    """Topics or groups by name, and their file; a change is in its journal before it is made.
+    """Topics or groups by name, with their file and its journal.
 
-    `on_change(name)` is called after each change, then `on_created(name)` or `on_removed(name)` if
-    the change made or deleted the topic or group. `table` holds for each name what `_item` makes of
-    its settings.
+    A change is written to the journal before it is made in memory. It is durable after
+    `document.prepare_sync`.
     """
 
     def __init__(self, settings: Settings, files: Files, clock: Clock, path: str) -> None:
+        """Create an empty table with the file config/`path` below the root of the store."""
         self._settings = settings
         self._clock = clock
         self.table: dict[str, Item] = {}
+        """By name: the topic, or the settings of the group."""
         self.version = DataVersion()
         self.on_change: Callable[[str], None] = lambda name: None
+        """Called with the name after each change."""
         self.on_created: Callable[[str], None] = lambda name: None
+        """Called after `on_change` if the topic or group was created."""
         self.on_removed: Callable[[str], None] = lambda name: None
+        """Called after `on_change` if the topic or group was deleted."""
         self._unknown = Unknown()
         self._texts: Texts[Config] = {}
         self.document = Document(
@@ -130,31 +135,35 @@ class Table(ABC, Generic[Config, Item]):
         )
 
     _kind: str
+    """"topic" or "group", for log lines."""
     _encode: Callable[..., str]
+    """Returns the text of the file for a snapshot."""
     _write: Callable[[Config], dict[str, Any]]
+    """Returns the settings as a JSON object, for the journal."""
     _read: Callable[[Mapping[Any, Any], str], Config]
+    """Returns the settings from a JSON object and a name: the inverse of `_write`."""
 
     @abstractmethod
     def snapshot(self) -> Any:
-        """The table as tools, name servers and the file carry it."""
+        """Return the table as tools, name servers and the file contain it."""
 
     @abstractmethod
     def _set(self, config: Config) -> None:
-        """Put into the table."""
+        """Add or replace the entry of `config.name` in the table."""
 
     @abstractmethod
     def config_of(self, name: str) -> Config | None:
-        """The settings of a topic or group."""
+        """Return the settings of the topic or group, or None if it does not exist."""
 
-    def _load(
-        self,
-        known: Iterable[Config],
-        system: Iterable[Config],
-    ) -> None:
-        """What the file says, the changes after it, and what every broker has."""
-        for config in known:
+    def _load(self, saved: Iterable[Config], system: Iterable[Config]) -> None:
+        """Fill the table with the items of `saved`, then with the later changes in the journal.
+
+        Items of `system` that are missing are added. Raises StoreError if the journal cannot be
+        read.
+        """
+        for config in saved:
             self._set(config)
-        changes = self.document.journaled(self.table)
+        changes = self.document.load_journal(self.table)
         for change in changes:
             self.table.pop(change.name, None)
             if change.value is not None:
@@ -168,33 +177,40 @@ class Table(ABC, Generic[Config, Item]):
             self._bump()
 
     def _bump(self) -> None:
-        self.version = self.version.next(self._clock.now_ms())
+        self.version = self.version.incremented(self._clock.now_ms())
         self.document.changed = True
 
     def put(self, *configs: Config, is_asked: bool = True) -> None:
-        """Creates or changes, all or none; what is just so already stays. Raises StoreError when
-        that cannot be kept, unless nobody has asked for it (`Document.record`)."""
-        news = [config for config in configs if self.config_of(config.name) != config]
-        if not news:
+        """Create or change topics or groups, all or none. Equal settings are not written again.
+
+        `is_asked` says that a client asked for the change. Then StoreError is raised, and nothing
+        is changed, if the journal cannot be written. Without it the change is made in memory, and
+        is saved with the next write of the file.
+        """
+        changes = [config for config in configs if self.config_of(config.name) != config]
+        if not changes:
             return
-        self._record({config.name: self._write(config) for config in news}, is_asked=is_asked)
-        for config in news:
+        values = {config.name: self._write(config) for config in changes}
+        self._append_to_journal(values, is_asked=is_asked)
+        for config in changes:
             is_created = config.name not in self.table
             verb = "created" if is_created else "changed"
             self._set(config)
-            is_news = not config.name.startswith(RETRY_PREFIX)  # its group has said it
-            log.log(
-                logging.INFO if is_news else logging.DEBUG, "%s %s: %s", self._kind, verb, config
-            )
+            # The creation of the group is logged already when its retry topic is created.
+            level = logging.DEBUG if config.name.startswith(RETRY_PREFIX) else logging.INFO
+            log.log(level, "%s %s: %s", self._kind, verb, config)
             self.on_change(config.name)
             if is_created:
                 self.on_created(config.name)
 
     def remove(self, name: str) -> bool:
-        """Raises StoreError when that cannot be kept."""
+        """Delete a topic or group. Return False if it does not exist.
+
+        Raises StoreError, with nothing changed, if the journal cannot be written.
+        """
         if name not in self.table:
             return False
-        self._record({name: None})
+        self._append_to_journal({name: None})
         del self.table[name]
         self._unknown.items.pop(name, None)
         log.info("%s %s deleted", self._kind, name)
@@ -202,11 +218,11 @@ class Table(ABC, Generic[Config, Item]):
         self.on_removed(name)
         return True
 
-    def _record(
+    def _append_to_journal(
         self, values: Mapping[str, dict[str, Any] | None], *, is_asked: bool = True
     ) -> None:
-        version = self.version.next(self._clock.now_ms())
-        self.document.record(version, values, is_asked=is_asked)
+        version = self.version.incremented(self._clock.now_ms())
+        self.document.append_to_journal(version, values, is_asked=is_asked)
         self.version = version
 
     def __contains__(self, name: str) -> bool:
@@ -220,33 +236,43 @@ class Table(ABC, Generic[Config, Item]):
 
 
 class Topic(TopicState):
-    """One topic. `queues` is how many queue ids a send may name; sends to a special one (forbidden,
-    retry, ordered) need care; `record_bytes` is a stored message without body and properties."""
+    """One topic, with what a send must know about it.
+
+    The base class, which may be compiled, declares:
+
+    - `queues`: queue ids below this number are valid in a send.
+    - `is_special`: whether a send needs the general path, because the topic is forbidden, ordered
+      or a retry topic.
+    - `record_bytes`: the size of a record of this topic without body and properties.
+    - `messages_in`, `bytes_in`: messages and their bytes that were stored since the start.
+    """
 
     __slots__ = ("config", "is_forbidden", "name")
 
     def __init__(self, config: TopicConfig) -> None:
         self.name = config.name
-        self.is_forbidden = is_internal(config.name)
+        self.is_forbidden = is_broker_written_topic(config.name)
         self.record_bytes = RECORD_BYTES + len(config.name)
         self.messages_in = 0
         self.bytes_in = 0
         self.change(config)
 
     def change(self, config: TopicConfig) -> None:
+        """Replace the settings."""
         self.config = config
         self.queues = max(config.read_queues, config.write_queues)
         self.is_special = self.is_forbidden or config.order or config.name.startswith(RETRY_PREFIX)
 
     @property
     def is_readable(self) -> bool:
+        """Whether consumers may read the topic."""
         return bool(self.config.perm & PERM_READ)
 
     def __str__(self) -> str:
-        """As RocketMQ's own answers describe a topic."""
+        """Return the description of the topic as RocketMQ's answers contain it."""
         config = self.config
         bits = zip((PERM_READ, PERM_WRITE, PERM_INHERIT), "RWX", strict=True)
-        perm = "".join(letter if config.perm & bit else "-" for bit, letter in bits)
+        perm = "".join(character if config.perm & bit else "-" for bit, character in bits)
         attributes = ", ".join(f"{key}={value}" for key, value in config.attributes.items())
         return (
             f"TopicConfig [topicName={config.name}, readQueueNums={config.read_queues}, "
@@ -256,19 +282,14 @@ class Topic(TopicState):
         )
 
 
-def revive_topic(cluster: str) -> str:
-    """Where checkpoints and acknowledgements of POP lie."""
-    return f"rmq_sys_REVIVE_LOG_{cluster}"
+def make_no_topic_error(name: str) -> RequestError:
+    """Return the error for a consumer that names a topic that does not exist."""
+    remark = f"topic[{name}] not exist, apply first please! \n{FAQ}"
+    return RequestError(ResponseCode.TOPIC_NOT_EXIST, remark)
 
 
-def no_topic(name: str) -> RequestError:
-    """A consumer names a topic that does not exist."""
-    what = f"topic[{name}] not exist, apply first please! \n{FAQ}"
-    return RequestError(ResponseCode.TOPIC_NOT_EXIST, what)
-
-
-def no_queue(topic: Topic, queue_id: int, remote: Host, code: int) -> RequestError:
-    """A consumer at `remote` names a queue that the topic has not."""
+def make_no_queue_error(topic: Topic, queue_id: int, remote: Host, code: int) -> RequestError:
+    """Return the error, with `code`, for a consumer at `remote` that names a missing queue."""
     return RequestError(
         code,
         f"queueId[{queue_id}] is illegal, topic:[{topic.name}] "
@@ -277,33 +298,36 @@ def no_queue(topic: Topic, queue_id: int, remote: Host, code: int) -> RequestErr
 
 
 def system_topics(config: BrokerConfig) -> Iterator[TopicConfig]:
-    """The topics every broker has, as RocketMQ's tools expect them (spec/store.md §11)."""
+    """Yield the settings of the topics that RocketMQ's tools expect on each broker.
+
+    See spec/store.md §11.
+    """
 
     def topic(name: str, queues: int = 1, perm: int = READ_WRITE) -> TopicConfig:
         return TopicConfig(name, queues, queues, perm)
 
     cluster, broker = config.cluster_name, config.broker_name
     inherited = READ_WRITE | PERM_INHERIT
-    yield topic("SELF_TEST_TOPIC")
+    yield topic(SELF_TEST_TOPIC)
     if config.auto_create_topic:
         yield topic(DEFAULT_TOPIC, config.default_topic_queues, inherited)
-    yield topic("BenchmarkTest", 1024)
+    yield topic(BENCHMARK_TOPIC, 1024)
     yield topic(cluster, 16, inherited if config.cluster_topic_enable else PERM_INHERIT)
     yield topic(broker, 1, inherited if config.broker_topic_enable else PERM_INHERIT)
-    yield topic("OFFSET_MOVED_EVENT")
+    yield topic(OFFSET_MOVED_TOPIC)
     yield topic(SCHEDULE_TOPIC, 18)
     if config.trace_topic_enable:
         yield topic(config.trace_topic_name)
-    yield topic(f"{cluster}_REPLY_TOPIC")
+    yield topic(reply_topic(cluster))
     yield topic(revive_topic(cluster), REVIVE_QUEUES)
-    yield topic(f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, PERM_INHERIT)
+    yield topic(sync_member_topic(broker), 1, PERM_INHERIT)
     yield topic(HALF_TOPIC)
     yield topic(OP_TOPIC)
     yield topic(TIMER_TOPIC)
 
 
 class Topics(Table[TopicConfig, Topic]):
-    """All topics by name."""
+    """The topics of a broker."""
 
     _kind = "topic"
     _encode = staticmethod(tables.encode_topic_table_file)
@@ -311,10 +335,11 @@ class Topics(Table[TopicConfig, Topic]):
 
     def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
         super().__init__(settings, files, clock, "topics.json")
-        self.gone = (0, 0)
-        """Messages and bytes that came into topics which are deleted: sums go on from there."""
+        self.deleted_topic_totals = (0, 0)
+        """Messages and bytes that were stored in topics since deleted. Totals include them."""
         self._queues_default = settings.broker.default_topic_queues
-        self.get = self.table.get  # one call less on the send path
+        self.get = self.table.get
+        """Returns the topic of a name, or None. It is the dict's own method, to save a call."""
 
     def _set(self, config: TopicConfig) -> None:
         topic = self.table.get(config.name)
@@ -324,11 +349,14 @@ class Topics(Table[TopicConfig, Topic]):
             topic.change(config)
 
     def remove(self, name: str) -> bool:
-        """As of any table; what came in is kept in `gone`."""
-        topic, (messages, size_bytes) = self.get(name), self.gone
+        """Delete a topic, and add its counters to `deleted_topic_totals`.
+
+        Otherwise like `Table.remove`.
+        """
+        topic, (messages, size_bytes) = self.get(name), self.deleted_topic_totals
         is_removed = super().remove(name)
         if topic is not None and is_removed:
-            self.gone = messages + topic.messages_in, size_bytes + topic.bytes_in
+            self.deleted_topic_totals = messages + topic.messages_in, size_bytes + topic.bytes_in
         return is_removed
 
     def config_of(self, name: str) -> TopicConfig | None:
@@ -336,60 +364,76 @@ class Topics(Table[TopicConfig, Topic]):
         return None if topic is None else topic.config
 
     def snapshot(self) -> tables.TopicTable:
-        """The table as 21, 103 and the file carry it."""
+        """Return the table as the file, and the answer to GET_ALL_TOPIC_CONFIG (21), contain it."""
         return tables.TopicTable(self.configs(), self.version, self._unknown)
 
     def configs(self) -> dict[str, TopicConfig]:
+        """Return a new dict of the settings of all topics, by name."""
         return {name: topic.config for name, topic in self.table.items()}
 
     def load(self) -> None:
-        """Reads the file and adds the system topics. Raises StoreDamagedError."""
-        found = self.document.load(tables.decode_topic_table_file) or tables.TopicTable()
-        self.version, self._unknown = found.data_version, found.unknown
-        self._load(found.topics.values(), system_topics(self._settings.broker))
+        """Read the file and its journal, and add the system topics that are missing.
+
+        Raises StoreDamagedError if the file and its backup are damaged, StoreError if one cannot be
+        read.
+        """
+        saved = self.document.load(tables.decode_topic_table_file) or tables.TopicTable()
+        self.version, self._unknown = saved.data_version, saved.unknown
+        self._load(saved.topics.values(), system_topics(self._settings.broker))
         for topic in self:
             if topic.config.attributes.get(CLEANUP_POLICY) == COMPACTION:
-                log.warning("topic %s: all messages are shown, none compacted", topic.name)
+                log.warning(
+                    "Topic %s has cleanup policy COMPACTION, which is not supported. All of its "
+                    "messages are delivered.",
+                    topic.name,
+                )
 
-    def adopt(self, queues: Iterable[tuple[str, int]]) -> None:
-        """Add the topics that only the store knows, from its (topic, queue id).
+    def adopt_stored_topics(self, queues: Iterable[tuple[str, int]]) -> None:
+        """Add the topics of stored `queues`, pairs of topic and queue id, that are missing.
 
-        A send had made them, and the power failed before the table was saved: what was
-        acknowledged there stays readable.
+        Such a topic was created by a send, and the power failed before the table was saved. This
+        makes its acknowledged messages readable.
         """
         counts: dict[str, int] = {}
         for name, queue_id in queues:
-            if name not in self.table and not name.startswith(LIGHT_PREFIX):
+            if name not in self.table and not name.startswith(LMQ_PREFIX):
                 counts[name] = max(counts.get(name, 0), queue_id + 1)
         for name, used in counts.items():
             default = 1 if name.startswith(RETRY_PREFIX) else self._queues_default
             count = max(used, default)
             log.warning(
-                "topic %s has messages and is not in %s: added with %d queues",
-                name, self.document.path, count,
-            )  # fmt: skip
+                "Topic %s has messages but is not in %s. It is added with %d queues.",
+                name,
+                self.document.path,
+                count,
+            )
             self.table[name] = Topic(TopicConfig(name, count, count, READ_WRITE))
         if counts:
             self._bump()
 
-    def known(self, name: str) -> Topic:
-        """Raises RequestError for a topic that does not exist."""
+    def require(self, name: str) -> Topic:
+        """Return the topic. Raises RequestError (TOPIC_NOT_EXIST) if it does not exist."""
         topic = self.get(name)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
         return topic
 
     def ensure(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
-        """The topic, created with so many queues for reading and writing when it is missing."""
+        """Return the topic, which is created first if it does not exist.
+
+        It gets `queues` queues for reading and as many for writing.
+        """
         if name not in self.table:
             config = TopicConfig(name, queues, queues, READ_WRITE, sys_flag=sys_flag)
             self.put(config, is_asked=False)
         return self.table[name]
 
-    def create_by_send(self, name: str, default_topic: str, queues: int) -> Topic | None:
-        """The topic that a send to an unknown name makes; None when it must not make one.
+    def create_for_send(self, name: str, default_topic: str, queues: int) -> Topic | None:
+        """Create the topic for a send to an unknown name, and return it; None if it is not allowed.
 
-        `queues` is what the producer asks for; the default topic has the last word.
+        `default_topic` is the topic whose settings are copied. `queues` is the number that the
+        producer asks for; the default topic limits it. A retry topic is created in any case, with
+        one queue. Raises StoreError if the change cannot be written.
         """
         if name.startswith(RETRY_PREFIX):
             return self.ensure(name, 1)
@@ -405,29 +449,34 @@ class Topics(Table[TopicConfig, Topic]):
         self.put(TopicConfig(name, count, count, perm, sys_flag=model.config.sys_flag))
         return self.table[name]
 
-    def mark_order(self, table: Mapping[str, str]) -> None:
-        """What a name server answers to a registration: exactly these topics are ordered."""
+    def set_ordered_topics(self, table: Mapping[str, str]) -> None:
+        """Mark exactly the topics in `table` as ordered.
+
+        `table` is the order configuration that a name server returned for a registration.
+        """
         for name, topic in self.table.items():
             order = name in table
             if topic.config.order != order:
                 topic.change(dataclasses.replace(topic.config, order=order))
                 self._bump()
 
-    # ------------------------------------------------------------------------------ questions
-
     def is_system(self, name: str) -> bool:
-        """Does the broker itself own the name?"""
+        """Return whether this broker treats the topic as RocketMQ's `isSystemTopic` does.
+
+        These are the topics that every RocketMQ broker treats so, and the topics of this broker's
+        configuration: of its name, its cluster's name, the cluster's replies, and traces.
+        """
         config = self._settings.broker
-        return (
-            name in _SYSTEM_NAMES
-            or name.startswith(SYSTEM_PREFIX)
-            or name in {config.cluster_name, config.broker_name, config.trace_topic_name}
-            or name == f"{config.cluster_name}_REPLY_TOPIC"
-        )
+        return is_rocketmq_system_topic(name) or name in {
+            config.cluster_name,
+            config.broker_name,
+            config.trace_topic_name,
+            reply_topic(config.cluster_name),
+        }
 
 
 class Groups(Table[GroupConfig, GroupConfig]):
-    """All consumer groups by name."""
+    """The consumer groups of a broker."""
 
     _kind = "group"
     _encode = staticmethod(tables.encode_group_table_file)
@@ -436,6 +485,7 @@ class Groups(Table[GroupConfig, GroupConfig]):
     def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
         super().__init__(settings, files, clock, "subscriptionGroup.json")
         self.forbidden: dict[str, dict[str, int]] = {}
+        """By group and topic: the permissions (PERM_READ) that were taken from the group."""
 
     def _set(self, config: GroupConfig) -> None:
         self.table[config.name] = config
@@ -444,47 +494,63 @@ class Groups(Table[GroupConfig, GroupConfig]):
         return self.table.get(name)
 
     def snapshot(self) -> tables.GroupTable:
-        """The table as 201 and the file carry it."""
+        """Return the table as the file contains it.
+
+        The answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201) contains it as well.
+        """
         return tables.GroupTable(dict(self.table), self.version, self.forbidden, self._unknown)
 
     def load(self) -> None:
-        """Reads the file and adds RocketMQ's own groups. Raises StoreDamagedError."""
-        found = self.document.load(tables.decode_group_table_file) or tables.GroupTable()
-        self.version, self._unknown = found.data_version, found.unknown
-        self.forbidden = {group: dict(bits) for group, bits in found.forbidden.items()}
-        self._load(found.groups.values(), map(GroupConfig, SYSTEM_GROUPS))
+        """Read the file and its journal, and add the system groups that are missing.
 
-    def check(self, name: str) -> None:
-        """Raises RequestError for a group that does not exist."""
+        Raises the same errors as `Topics.load`.
+        """
+        saved = self.document.load(tables.decode_group_table_file) or tables.GroupTable()
+        self.version, self._unknown = saved.data_version, saved.unknown
+        self.forbidden = {group: dict(bits) for group, bits in saved.forbidden.items()}
+        self._load(saved.groups.values(), map(GroupConfig, BROKER_GROUPS))
+
+    def check_exists(self, name: str) -> None:
+        """Raise RequestError (SUBSCRIPTION_GROUP_NOT_EXIST) if the group does not exist."""
         if name not in self.table:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"Group {name} does not exist",
             )
 
-    def forbid(self, group: str, topic: str, *, is_forbidden: bool) -> None:
-        """Keeps a group from a topic or lets it again; no journal has it, only the file."""
+    def set_forbidden(self, group: str, topic: str, *, is_forbidden: bool) -> None:
+        """Forbid the group to read the topic, or allow it again.
+
+        The change is not written to the journal. It is saved with the next write of the file.
+        """
         bits = self.forbidden.get(group, {}).get(topic, 0) & ~PERM_READ
         changed = {**self.forbidden.get(group, {}), topic: bits | (PERM_READ * is_forbidden)}
-        changed = {name: it for name, it in changed.items() if it}
-        self.forbidden = {name: it for name, it in self.forbidden.items() if name != group}
+        changed = {name: value for name, value in changed.items() if value}
+        self.forbidden = {name: value for name, value in self.forbidden.items() if name != group}
         if changed:
             self.forbidden[group] = changed
         self._bump()
 
-    def may_read(self, group: str, topic: str) -> bool:
-        """Is the group not kept from the topic? (Set with RocketMQ's tools, spec/admin.md 353.)"""
+    def can_read(self, group: str, topic: str) -> bool:
+        """Return whether the group may read the topic.
+
+        RocketMQ's tools can forbid it (UPDATE_AND_GET_GROUP_FORBIDDEN, 353).
+        """
         return not self.forbidden.get(group, {}).get(topic, 0) & PERM_READ
 
-    def find(self, name: str) -> GroupConfig | None:
-        """The group; made with the defaults where that is allowed; None when there is none."""
+    def get_or_create(self, name: str) -> GroupConfig | None:
+        """Return the settings of the group, or None if it does not exist and cannot be created.
+
+        A missing group is created with the defaults if autoCreateSubscriptionGroup is true, its
+        name is valid, and the number of groups is below its limit.
+        """
         config = self.table.get(name)
         broker = self._settings.broker
         if (
             config is None
             and broker.auto_create_group
             and len(self.table) < broker.auto_groups_max
-            and not group_fault(name)
+            and not find_group_name_fault(name)
         ):
             config = GroupConfig(name)
             self.put(config, is_asked=False)

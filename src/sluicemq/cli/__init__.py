@@ -92,7 +92,9 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            hint = ending.nearest(name, self.list_commands(ctx))
+            from sluicemq.hints import did_you_mean  # noqa: PLC0415 - only a wrong name needs it
+
+            hint = did_you_mean(name, self.list_commands(ctx))
             ctx.fail(f"No such command {name!r}. {hint}".rstrip())
         return super().resolve_command(ctx, args)
 

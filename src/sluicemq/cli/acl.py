@@ -5,10 +5,14 @@ from typing import Final
 
 import click
 
-from sluicemq.acl.loading import Source, Texts, decoded, load_rules, read_rules
-from sluicemq.acl.rules import SECRET_LENGTH_MIN, Permission, lint, numbers_of
-from sluicemq.acl.verdict import Resource, decide, tried
-from sluicemq.acl.verdict import group as group_resource
+from sluicemq.acl.loading import RuleFiles, RuleSource, decode_text, load_rule_files, load_rules
+from sluicemq.acl.rules import SECRET_LENGTH_MIN, Permission, address_numbers, lint
+from sluicemq.acl.verdict import (
+    Resource,
+    authorize_resource,
+    group_resource,
+    try_without_signature,
+)
 from sluicemq.cli.output import (
     Access,
     admin_options,
@@ -67,13 +71,15 @@ def check(
     """
     if (topic is None) == (group is None):
         raise click.UsageError("Give either --topic or --group.")
-    numbers = numbers_of(host)
+    numbers = address_numbers(host)
     if host and not numbers:
         raise click.UsageError(f"--from {host} is no IP address.")
     name = topic if topic is not None else group_resource(str(group))
-    rules = read_rules(_texts(path), is_compatible=is_compatible).rules
+    rules = load_rule_files(_texts(path), is_compatible=is_compatible).rules
     resource = Resource(name, Permission[action])
-    verdict = tried(rules, access_key, host, lambda account: decide(account, resource))
+    verdict = try_without_signature(
+        rules, access_key, host, lambda account: authorize_resource(account, resource)
+    )
     word = "allowed" if verdict.is_allowed else "refused"
     reason = "" if verdict.is_allowed else f": {verdict.reason}"
     print_result(
@@ -105,10 +111,10 @@ def lint_files(
 ) -> None:
     """Find what is allowed and yet not wise. Exit code 1 when there are findings."""
     texts = _texts(path)
-    read = read_rules(texts, is_compatible=is_compatible)
+    read = load_rule_files(texts, is_compatible=is_compatible)
     several = [
-        load_rules(decoded(name, data), name, is_compatible=is_compatible).rules
-        for name, data in texts.items
+        load_rules(decode_text(name, data), name, is_compatible=is_compatible).rules
+        for name, data in texts.contents
     ]
     topics = groups = None
     if online:
@@ -116,7 +122,7 @@ def lint_files(
             topics, groups = frozenset(admin.topics()), frozenset(admin.groups())
     found = lint(several, secret_length_min=secret_length, topics=topics, groups=groups)
     records = [{"place": one.place, "text": one.text, "cure": one.fix} for one in found]
-    records += [{"place": texts.items[-1][0], "text": one, "cure": ""} for one in read.warnings]
+    records += [{"place": texts.contents[-1][0], "text": one, "cure": ""} for one in read.warnings]
     print_records(records, as_json=as_json, empty="Nothing to say.")
     if records:
         raise SystemExit(EXIT_NO)
@@ -146,12 +152,12 @@ def status(admin: Admin, as_json: bool) -> None:
             click.echo(f"  refused {key or 'without access key'}: {count:,}")
 
 
-def _texts(path: str | None) -> Texts:
+def _texts(path: str | None) -> RuleFiles:
     if path is None:
         places = ["plain_acl.yml", f"{os.environ.get('ROCKETMQ_HOME', '')}/conf/plain_acl.yml"]
         path = next((place for place in places if SYSTEM_FILES.exists(place)), places[0])
     try:
-        return Source(SYSTEM_FILES, path).texts()
+        return RuleSource(SYSTEM_FILES, path).read_files()
     except OSError as error:
         raise ConfigurationError(
             f"{path} cannot be read: {error.strerror}.", fix="Name a readable file with --file."

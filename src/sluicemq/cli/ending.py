@@ -15,7 +15,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -117,14 +117,6 @@ def _interrupted(text: str) -> str:
     if sys.stderr.isatty():
         click.echo(err=True)
     return f"interrupted: {text}" if text else "interrupted."
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`Did you mean …?`, or nothing."""
-    from difflib import get_close_matches  # noqa: PLC0415 - for the few who mistype
-
-    found = get_close_matches(word, known)
-    return f"Did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
 # ---------------------------------------------------------------------- a process of its own

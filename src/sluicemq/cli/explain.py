@@ -3,7 +3,6 @@
 the messages that are stored; `sluice doctor`: what is wrong, from the name server to the client,
 and what cures it."""
 
-import difflib
 import inspect
 import pydoc
 import re
@@ -28,10 +27,11 @@ from sluicemq.client.admin.diagnose.cluster_facts import ClusterFacts
 from sluicemq.client.admin.diagnose.findings import Fate, Finding, MessageExplained
 from sluicemq.client.admin.diagnose.records import doctor_record, explain_record, group_record
 from sluicemq.client.admin.filter_trials import BrokerTrial
-from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.client.sync.admin import Admin
 from sluicemq.filter.selector import Explanation
+from sluicemq.hints import did_you_mean
 from sluicemq.model.subscription import SQL92, TAG
+from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.model.topic import MESSAGE_TYPES
 from sluicemq.operate.doctor import Diagnosis, diagnose
 
@@ -49,9 +49,7 @@ def explain() -> None:
 @click.argument("message_id", metavar="ID")
 @click.option("-g", "--group", help="One consumer group; without it a line for each that reads it.")
 @click.option("-t", "--topic", help="Topic of the message; without it all are searched.")
-@click.option(
-    "--trace-topic", default=DEFAULT_TRACE_TOPIC, show_default=True, help="Topic of the traces."
-)
+@click.option("--trace-topic", default=TRACE_TOPIC, show_default=True, help="Topic of the traces.")
 @admin_options
 def message(
     admin: Admin, message_id: str, group: str | None, as_json: bool, **options: Any
@@ -126,11 +124,8 @@ def error(name: str) -> None:
     path = f"sluicemq.{moved}" if "." in name else f"sluicemq.errors.{name}"
     kind = pydoc.locate(path)
     if not isinstance(kind, type) or not issubclass(kind, errors.SluiceError):
-        near = difflib.get_close_matches(name, vars(errors), 1)
-        fix = f"Did you mean {near[0]}? " if near else ""
-        raise errors.ConfigurationError(
-            f"there is no error {name!r}.", fix=f"{fix}sluice explain error shows them all."
-        )
+        fix = f"{did_you_mean(name, vars(errors))} sluice explain error shows them all.".lstrip()
+        raise errors.ConfigurationError(f"there is no error {name!r}.", fix=fix)
     click.echo(f"{kind.__name__}\n\n{inspect.getdoc(kind)}")
 
 

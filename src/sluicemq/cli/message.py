@@ -32,11 +32,16 @@ from sluicemq.cli.output import (
 from sluicemq.cli.traffic import parse_start, until_interrupted
 from sluicemq.client.admin.messages import COUNT_MAX, Timeline
 from sluicemq.client.aio.sluice import Sluice
-from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC, Published, TraceRecord, decode
+from sluicemq.client.core.tracing import (
+    SendTrace,
+    TraceRecord,
+    decode_trace_records,
+)
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import RequestError, SluiceError
 from sluicemq.model.message import StoredMessage
+from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.wire.bodies import ConsumeResult
 
 BODY_SHOWN_BYTES = 4096
@@ -202,7 +207,7 @@ class _Traces(click.Group):
 
 
 _trace_topic_option = click.option(
-    "-t", "--topic", default=DEFAULT_TRACE_TOPIC, show_default=True, help="Topic of the traces."
+    "-t", "--topic", default=TRACE_TOPIC, show_default=True, help="Topic of the traces."
 )
 
 
@@ -262,7 +267,7 @@ def export_traces(
     async def parents_of(mq: Sluice, records: list[TraceRecord]) -> dict[str, str]:
         found = {}
         for one in records:
-            if isinstance(one, Published) and one.message_id and one.offset_message_id:
+            if isinstance(one, SendTrace) and one.message_id and one.offset_message_id:
                 with contextlib.suppress(SluiceError):  # deleted meanwhile, or a batch of Java's
                     stored = await mq.admin.message_by_id(one.offset_message_id)
                     found[one.message_id] = stored.properties.get("traceparent", "")
@@ -272,7 +277,7 @@ def export_traces(
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
             stream = mq.subscribe(topic, group=group, start=begin)
             while messages := await stream.receive_many(EXPORTED_AT_ONCE, timeout_s):
-                decoded = [decode(one.body_or_raw) for one in messages]
+                decoded = [decode_trace_records(one.body_or_raw) for one in messages]
                 records = [record for some, _ in decoded for record in some]
                 known = await parents_of(mq, records) if parents else {}
                 spans = list(joiner.spans(records, mq.cluster.clock.now_ms(), known))

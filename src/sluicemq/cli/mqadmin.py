@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 import click
 
-from sluicemq.cli.output import DEFAULT_NAME_SERVER, Access
+from sluicemq.cli.output import Access
+from sluicemq.model.addresses import DEFAULT_NAME_SERVER
 
 
 @click.command(

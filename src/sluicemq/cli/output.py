@@ -6,7 +6,6 @@ stderr: `ending`.
 
 import functools
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 import click
 import orjson
 
-from sluicemq.cli.ending import OptionError, nearest, when_interrupted
+from sluicemq.cli.ending import OptionError, when_interrupted
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import (
     ConfigurationError,
@@ -26,20 +25,19 @@ from sluicemq.errors import (
     SluiceError,
     UndecodableBodyError,
 )
-from sluicemq.files import SYSTEM_FILES, exposure, read_text
-from sluicemq.net.tls import VERIFY_WORDS, Tls, preset, tls_of_environment
-from sluicemq.numbers import other_unit
+from sluicemq.files import SYSTEM_FILES, exposure_warning, read_text
+from sluicemq.hints import did_you_mean
+from sluicemq.model.addresses import DEFAULT_NAME_SERVER
+from sluicemq.net.tls import VERIFY_MODES, Tls, default_tls, tls_from_environment
+from sluicemq.numbers import format_duration, other_unit, parse_duration_ms
 from sluicemq.wire.codes import version_name
 
 if TYPE_CHECKING:
     from sluicemq.client.sync.admin import Admin
 
 F = TypeVar("F", bound=Callable[..., Any])
-DEFAULT_NAME_SERVER = "127.0.0.1:9876"
 PROGRESS_AFTER_S: Final = 0.5
 TIME_MAX_MS: Final = 2**63 - 1
-_SPAN: Final = re.compile(r"([0-9]+)([smhd])")
-_UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 # ------------------------------------------------------------------------------- options
 
@@ -71,7 +69,7 @@ _CLIENT_OPTIONS: Final = (
     ),
     click.option("--tls-key", type=_FILE, help="PEM file of the key of --tls-certificate."),
     click.option(
-        "--tls-verify", type=click.Choice(list(VERIFY_WORDS)),
+        "--tls-verify", type=click.Choice(list(VERIFY_MODES)),
         help="What of a server's certificate is checked: full, ca (not the host name), none.",
     ),
 )  # fmt: skip
@@ -104,7 +102,7 @@ class Access:
             return None
         from sluicemq.acl.loading import load_credentials  # noqa: PLC0415 - rarely there
 
-        warning = exposure(SYSTEM_FILES, path)
+        warning = exposure_warning(SYSTEM_FILES, path)
         if warning is not None:
             click.echo(f"sluice: warning: {warning}", err=True)
         return load_credentials(text, path)
@@ -118,7 +116,7 @@ class Access:
 
 def client_options(function: F) -> F:
     """The options of a command that makes clients: it gets them as `access`. TLS it does not see:
-    clients take it up by themselves (`net.tls.preset`), as they do the environment."""
+    clients take it up by themselves (`net.tls.default_tls`), as they do the environment."""
     return _with_access(function, _CLIENT_OPTIONS)
 
 
@@ -134,7 +132,7 @@ def _with_access(function: F, client_options: Sequence[Callable[[Any], Any]]) ->
         files = {one: path for one, path in named.items() if path}
         names = ("name_servers", "access_key", "secret_key")
         access = Access(**{name: options.pop(name) for name in names if name in options})
-        with preset(chosen_tls(tls, files, tls_verify)):
+        with default_tls(chosen_tls(tls, files, tls_verify)):
             try:
                 return function(*args, access=access, **options)
             except RouteNotFoundError as error:
@@ -150,7 +148,7 @@ def _meant(text: str, access: Access, words: Iterable[object]) -> str:
     with suppress(SluiceError), access.admin() as admin:
         for word in words:
             if isinstance(word, str) and repr(word) in text:
-                return nearest(word, admin.topics())
+                return did_you_mean(word, admin.topics())
     return ""
 
 
@@ -175,12 +173,12 @@ def admin_options(function: F) -> F:
 
 def chosen_tls(wanted: bool | None, files: dict[str, str], verify: str | None) -> Tls | None:
     """What the options say, on top of the environment. Raises ConfigurationError."""
-    base = tls_of_environment()
+    base = tls_from_environment()
     if wanted is False or (wanted is None and base is None and not files.keys() - {"key"}):
         return None
     changes: dict[str, Any] = dict(files)
     if verify is not None:
-        changes["verify"] = VERIFY_WORDS[verify]
+        changes["verify"] = VERIFY_MODES[verify]
     return replace(base or Tls(), **changes)
 
 
@@ -206,9 +204,12 @@ def parse_time(text: str, where: str = "") -> int:
 
 
 def parse_ago(text: str) -> int | None:
-    """`30m`, `6h` or `2d` ago as milliseconds since 1970; None for a text that is no such span."""
-    span = _SPAN.fullmatch(text)
-    return span and SYSTEM_CLOCK.now_ms() - int(span[1]) * _UNITS_MS[span[2]]
+    """Return the time that is a duration such as "30m", "6h" or "2d" ago, or None for other text.
+
+    The time is in milliseconds since 1970.
+    """
+    duration_ms = parse_duration_ms(text)
+    return None if duration_ms is None else SYSTEM_CLOCK.now_ms() - round(duration_ms)
 
 
 def as_time(_context: click.Context, option: click.Parameter, text: str | None) -> int | None:
@@ -339,14 +340,8 @@ def show_time(time_ms: int) -> str:
 
 
 def show_span(time_ms: int | None) -> str:
-    """How long, roughly; empty when it is not known."""
-    if time_ms is None:
-        return ""
-    seconds = time_ms / 1000
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    """Return a duration for a table; "" for None, which means unknown."""
+    return "" if time_ms is None else format_duration(time_ms)
 
 
 _FORMATS: Final[Mapping[str, Callable[[Any], object]]] = {

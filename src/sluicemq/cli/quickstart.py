@@ -17,8 +17,8 @@ from typing import Final
 import click
 
 from sluicemq import __version__
-from sluicemq.cli.ending import nearest
 from sluicemq.errors import ConfigurationError
+from sluicemq.hints import did_you_mean
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 KINDS: Final = ("messages", "transactions", "spark", "tests")
@@ -40,7 +40,7 @@ def quickstart(kind: str | None, directory: Path | None) -> None:
         )
         return
     if kind not in KINDS:
-        fix = nearest(kind, KINDS) or f"There are:\n{_kinds()}"
+        fix = did_you_mean(kind, KINDS) or f"There are:\n{_kinds()}"
         raise click.BadParameter(f"{kind!r} is no kind of project. {fix}")
     directory = directory or Path(kind)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):

@@ -202,10 +202,10 @@ def moment_ms(text: str | None, option: str) -> int | None:
         return None
     if (ago_ms := parse_ago(text)) is not None:
         return ago_ms
-    from sluicemq.spark.options import moment  # noqa: PLC0415 - rarely asked for
+    from sluicemq.spark.options import parse_timestamp  # noqa: PLC0415 - rarely asked for
 
     try:
-        return moment(text)
+        return parse_timestamp(text)
     except ValueError as error:
         raise OptionError(
             f"{option} {text!r} is no time: {error}.",
@@ -218,9 +218,9 @@ def _with_progress(frame: "DataFrame", work: Callable[[], T]) -> T:
     if not sys.stderr.isatty():
         return work()
     bar = progress_bar("MofNCompleteColumn", "TimeElapsedColumn")
-    from sluicemq.spark.classic import context_of  # noqa: PLC0415 - Spark's alone
+    from sluicemq.spark.classic import get_spark_context  # noqa: PLC0415 - Spark's alone
 
-    context = context_of(frame.sparkSession)
+    context = get_spark_context(frame.sparkSession)
     tracker = context.statusTracker()
     with ThreadPoolExecutor(1) as pool, bar:
         task = bar.add_task("planning", total=None)
@@ -375,11 +375,11 @@ def check_command(context: click.Context, file: str, as_json: bool) -> None:
     for one in problems:
         if as_json:
             print_json({
-                "file": file, "line": one.line, "key": one.key, "what": one.what,
+                "file": file, "line": one.line, "key": one.key, "what": one.message,
                 "cure": one.fix, "severity": "error" if one.is_error else "warning",
             })  # fmt: skip
         else:
-            click.echo(one.told(file))
+            click.echo(one.describe(file))
     if found is None:
         context.exit(1)
     if not as_json:

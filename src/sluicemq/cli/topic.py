@@ -14,20 +14,14 @@ from sluicemq.cli.output import (
     with_options,
 )
 from sluicemq.client.sync.admin import Admin
+from sluicemq.model.system_names import is_group_topic, is_system_topic
 from sluicemq.model.topic import (
-    DLQ_PREFIX,
     MESSAGE_TYPE,
     MESSAGE_TYPES,
-    RETRY_PREFIX,
     permission_name,
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
-SYSTEM_PREFIXES = (RETRY_PREFIX, DLQ_PREFIX, "rmq_sys_", "RMQ_SYS_")
-SYSTEM_TOPICS = frozenset({
-    "TBW102", "SCHEDULE_TOPIC_XXXX", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest",
-    "CHECKPOINT_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC",
-})  # fmt: skip
 
 
 @click.group()
@@ -43,11 +37,10 @@ def topic() -> None:
 def list_topics(admin: Admin, show_all: bool, as_json: bool) -> None:
     """List the topics of the cluster, with their queues."""
     info = admin.cluster_info()
-    own = SYSTEM_TOPICS | set(info.brokers) | set(info.clusters)
+    own_names = {*info.brokers, *info.clusters}
     records = []
     for name in admin.topics():
-        is_system = name.startswith(SYSTEM_PREFIXES) or name in own
-        if (is_system or name.endswith("_REPLY_TOPIC")) and not show_all:
+        if not show_all and (is_group_topic(name) or is_system_topic(name, own_names)):
             continue
         route = admin.find_route(name)
         queues = route.queues if route else ()

@@ -31,12 +31,12 @@ from sluicemq.cli.output import (
     show_body,
     show_time,
 )
-from sluicemq.client.aio.pull import READ_GROUP
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.consuming import Start, make_subscription
 from sluicemq.client.core.requests import SendResult
 from sluicemq.errors import SluiceError
+from sluicemq.model.system_names import TOOLS_GROUP
 
 T = TypeVar("T")
 IN_FLIGHT_MAX = 1000
@@ -252,7 +252,7 @@ def consume(
                 fetch = stream.receive_many
             else:  # only looks; a bad filter is said before a missing topic
                 make_subscription(topic, tags=tags, where=where)
-                reader = mq.lite_pull(READ_GROUP, start=begin, auto_commit=False)
+                reader = mq.lite_pull(TOOLS_GROUP, start=begin, auto_commit=False)
                 await reader.assign(await mq.queues(topic), tags=tags, where=where)
                 fetch = reader.poll
             while count_max is None or printed < count_max:

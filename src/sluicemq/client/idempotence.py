@@ -6,14 +6,15 @@
 
     async with mq.consumer("orders", group="billing", handler=book): ...
 
-The handler gets a connection in a transaction that has already noted the message's key (see
-`ledger`). Its return commits both; what it raises rolls both back, and the message comes again. A
-message whose key is noted is acknowledged without a call. What the handler does elsewhere (mails,
-calls of other services) is not undone and may happen twice.
+The handler gets a connection in a transaction in which the message's key has already been inserted
+(see `ledger`). If the handler returns, both are committed. If it raises, both are rolled back, and
+the message is delivered again. A message whose key exists is acknowledged without calling the
+handler. Effects outside of the database (mails, calls of other services) are not rolled back and
+may happen twice.
 
-Keys belong to a consumer, by default its group, and to a topic: two groups both get a message, and
-order 7 of one topic is not order 7 of another. A handler of batches (`batch_max`) gets the messages
-of its list that are new, and all of them are one transaction.
+Keys belong to a consumer, by default its group, and to a topic: two groups both process a message,
+and order 7 of one topic differs from order 7 of another. A handler of batches (`batch_max`) gets
+those messages of its list that are new, in one transaction.
 """
 
 import functools
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
 
 from sluicemq.errors import ConfigurationError, MessageKeyMissingError, install_extra
-from sluicemq.hints import unexpected
+from sluicemq.hints import unexpected_keyword_text
 from sluicemq.model.message import KEYS, ORIGIN_MESSAGE_ID, TAGS, UNIQ_KEY
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ _log = logging.getLogger("sluicemq.client")
 _OPTIONS: Final = frozenset({"table", "keep", "create", "clock"})
 
 
-class Consumed(Protocol):
-    """What is used of a received message."""
+class ConsumedMessage(Protocol):
+    """The attributes of a received message that this module uses."""
 
     @property
     def group(self) -> str: ...
@@ -60,6 +61,7 @@ class Consumed(Protocol):
 
 
 Key = str | Callable[[Any], object] | None
+"""What identifies a message: a property name, a function of the message, or None for its id."""
 Handler = Callable[..., Any]
 
 
@@ -70,60 +72,73 @@ def idempotent(
     consumer: str | None = None,
     **options: "Unpack[LedgerOptions]",
 ) -> Callable[[Handler], Handler]:
-    """Makes `handler(message, connection)` a handler of messages with effects exactly once.
+    """Make the effects of `handler(message, connection)` in a database happen exactly once.
 
-    `database`: a path (SQLite), a URL, or an engine of SQLAlchemy; for a coroutine function that of
-    `create_async_engine`, and the handler gets an `AsyncConnection`. Or a `Ledger` (`AsyncLedger`),
-    to be shared. `key`: what makes two messages the same: None the id that the producer gave it, a
-    name the property of that name, a function what it returns for the message. `consumer`: whose
-    keys these are; None the consumer group. `options`: `table`, `keep`, `create` of `Ledger`.
+    This is a decorator. `database` is a path (SQLite), a URL or a SQLAlchemy engine. For a
+    coroutine function it is an engine of `create_async_engine`, and the handler gets an
+    `AsyncConnection`. It may also be a `Ledger` (`AsyncLedger`), which several handlers can share.
 
-    Raises ConfigurationError without SQLAlchemy (the extra `sql`) and for what is no
-    database of this handler. A call raises MessageKeyMissingError when a message has no key.
+    Messages with the same `key` are the same message. None means the message id that the producer
+    assigned; a string means the property of that name; a function returns the key of a message.
+    `consumer` is the owner of the keys; None means the consumer group. `options` are `table`,
+    `keep` and `create` of `Ledger`.
+
+    Raises ConfigurationError if SQLAlchemy is not installed (the extra `sql`), and if `database`
+    does not fit the handler. The decorated handler raises MessageKeyMissingError for a message
+    without a key.
     """
     if key is not None and not callable(key) and not (isinstance(key, str) and key):
         raise ConfigurationError(
-            f"key is {key!r}.", fix="Use the name of a property, or a function of the message."
+            f"key must be a string or a function, got {key!r}.",
+            fix="Use the name of a property, or a function of the message.",
         )
     unknown = sorted(options.keys() - _OPTIONS)
     if unknown:
-        raise TypeError(unexpected(idempotent, unknown[0], sorted(_OPTIONS)))
+        raise TypeError(unexpected_keyword_text(idempotent, unknown[0], sorted(_OPTIONS)))
     if inspect.isroutine(database):
         raise ConfigurationError(
-            f"idempotent is given {database!r:.60} for a database.",
-            fix="Write @idempotent('orders.db'), with the database in brackets.",
+            f"idempotent needs a database, got {database!r:.60}.",
+            fix="Write @idempotent('orders.db'), with the database in parentheses.",
         )
 
     def decorate(handler: Handler) -> Handler:
-        ledger = _ledger(database, options, inspect.iscoroutinefunction(handler))
+        ledger = _make_ledger(database, options, inspect.iscoroutinefunction(handler))
 
         @functools.wraps(handler)
-        def once(*arguments: Any) -> Any:
-            *bound, given = arguments  # a method has its object before the message
-            known = _identities(given, key, consumer)
+        def call_once(*arguments: Any) -> Any:
+            *method_arguments, received = arguments  # a method has its object before the message
+            known = _collect_identities(received, key, consumer)
             with ledger.transaction() as connection:
-                new = {one for one in sorted(known) if ledger.claim(connection, *one)}
+                new = {
+                    identity for identity in sorted(known) if ledger.claim(connection, *identity)
+                }
                 if new:
-                    return handler(*bound, _left(given, known, new), connection)
-            return _skipped(given)
+                    return handler(*method_arguments, _select_new(received, known, new), connection)
+            return _log_skipped(received)
 
         @functools.wraps(handler)
-        async def once_awaited(*arguments: Any) -> Any:
-            *bound, given = arguments
-            known = _identities(given, key, consumer)
+        async def await_once(*arguments: Any) -> Any:
+            *method_arguments, received = arguments
+            known = _collect_identities(received, key, consumer)
             async with ledger.transaction() as connection:
-                new = {one for one in sorted(known) if await ledger.claim(connection, *one)}
+                new = {
+                    identity
+                    for identity in sorted(known)
+                    if await ledger.claim(connection, *identity)
+                }
                 if new:
-                    return await handler(*bound, _left(given, known, new), connection)
-            return _skipped(given)
+                    return await handler(
+                        *method_arguments, _select_new(received, known, new), connection
+                    )
+            return _log_skipped(received)
 
-        return once_awaited if inspect.iscoroutinefunction(handler) else once
+        return await_once if inspect.iscoroutinefunction(handler) else call_once
 
     return decorate
 
 
-def _ledger(database: Any, options: Mapping[str, Any], is_async: bool) -> Any:
-    """The ledger of the right kind. Raises ConfigurationError."""
+def _make_ledger(database: Any, options: Mapping[str, Any], is_async: bool) -> Any:
+    """Return `database` as a ledger of the right kind. Raise ConfigurationError if it is none."""
     try:
         from sluicemq.client import ledger  # noqa: PLC0415 - SQLAlchemy is an extra
     except ImportError as error:
@@ -131,77 +146,92 @@ def _ledger(database: Any, options: Mapping[str, Any], is_async: bool) -> Any:
             f"idempotent consuming needs SQLAlchemy 2 ({error}).",
             fix=install_extra("sql"),
         ) from error
-    own, other = ledger.KINDS if is_async else ledger.KINDS[::-1]
+    expected, other = ledger.LEDGER_KINDS if is_async else ledger.LEDGER_KINDS[::-1]
     if isinstance(database, other):
         raise ConfigurationError(
             "a coroutine function needs an engine of create_async_engine, not a blocking one."
             if is_async
             else "a plain function needs an engine of create_engine, not an asynchronous one.",
-            fix="Give the URL: the right engine is made from it.",
+            fix="Pass the URL: the right engine is created from it.",
         )
-    if not isinstance(database, own[0]):
-        return own[0](database, **options)
+    ledger_class = expected[0]
+    if not isinstance(database, ledger_class):
+        return ledger_class(database, **options)
     if options:
         raise ConfigurationError(
-            f"{', '.join(sorted(options))}: the ledger that is given has its own.",
-            fix="Say it where the ledger is made.",
+            f"the options {', '.join(sorted(options))} cannot be combined with a ledger.",
+            fix="Pass them where the ledger is created.",
         )
     return database
 
 
-Identity = tuple[str, str, str]
+MessageIdentity = tuple[str, str, str]
+"""A message as the ledger knows it: (consumer, topic, key)."""
 
 
-def _identities(given: Any, key: Key, consumer: str | None) -> dict[Identity, Any]:
-    """What a handler was given, a message or a list of them, by consumer, topic and key; of equal
-    ones the first. Raises MessageKeyMissingError, ConfigurationError.
+def _collect_identities(
+    received: Any, key: Key, consumer: str | None
+) -> dict[MessageIdentity, Any]:
+    """Return the messages that a handler received, a message or a list, by identity.
 
-    They are claimed in sorted order: two transactions with the same ones in another order would
-    wait for each other for ever.
+    Of equal messages the first one is returned. Raises MessageKeyMissingError, and
+    ConfigurationError for a message without a consumer group.
+
+    The caller claims the identities in sorted order: two transactions that claim the same ones in
+    different orders would deadlock.
     """
-    known: dict[Identity, Any] = {}
-    for message in given if isinstance(given, list) else [given]:
+    known: dict[MessageIdentity, Any] = {}
+    for message in received if isinstance(received, list) else [received]:
         name = consumer or message.group
         if not name:
             raise ConfigurationError(
-                f"{message} belongs to no consumer group.",
-                fix="Give consumer='…' to idempotent.",
+                f"{message} does not belong to a consumer group.",
+                fix="Pass consumer='…' to idempotent.",
             )
         known.setdefault((name, message.topic, message_key(message, key)), message)
     return known
 
 
-def _left(given: Any, known: dict[Identity, Any], new: set[Identity]) -> Any:
-    """The message, or those of the list that are new, in their order."""
-    if not isinstance(given, list):
-        return given
+def _select_new(received: Any, known: dict[MessageIdentity, Any], new: set[MessageIdentity]) -> Any:
+    """Return what the handler is called with.
+
+    That is the message itself, or a list of those messages of the list that are new.
+    """
+    if not isinstance(received, list):
+        return received
     return [message for identity, message in known.items() if identity in new]
 
 
-def _skipped(given: Any) -> None:
-    _log.debug("%s is skipped: it has been consumed before", given)
+def _log_skipped(received: Any) -> None:
+    """Log that messages were consumed before."""
+    _log.debug("%s is skipped: it has been consumed before", received)
 
 
-def message_key(message: Consumed, key: Key = None) -> str:
-    """What makes a message the same as another one. Raises MessageKeyMissingError.
+def message_key(message: ConsumedMessage, key: Key = None) -> str:
+    """Return the key by which a message is recognised when it is delivered again.
 
-    The id is that of its producer, and stays the same when it is sent again by the producer's own
-    retries or comes again from the retry topic; never the broker's, which is another one each time
-    the message is stored. A digest of body, tag and keys stands behind it: with a broker and a Java
-    client of RocketMQ 5.3 all messages of a batch have one id.
+    Without `key` it is the id that the producer assigned, which stays the same when the producer
+    retries or when the message comes from the retry topic. The broker's offset message id would
+    change each time the message is stored. A digest of body, tag and keys is appended, because with
+    a RocketMQ 5.3 broker and Java client all messages of a batch have the same id. Raises
+    MessageKeyMissingError if the message has no such property, or if the function returns nothing.
     """
     properties = message.properties
     if key is None:
         own_id = properties.get(UNIQ_KEY) or properties.get(ORIGIN_MESSAGE_ID) or message.message_id
-        words = "\0".join((properties.get(TAGS, ""), properties.get(KEYS, ""), ""))
-        digest = hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8)
+        labels = "\0".join((properties.get(TAGS, ""), properties.get(KEYS, ""), ""))
+        digest = hashlib.blake2b(labels.encode("utf-8", "surrogatepass"), digest_size=8)
         digest.update(message.body)
         return f"{own_id}:{digest.hexdigest()}"
-    found = properties.get(key) if isinstance(key, str) else key(message)
-    if found is None or found == "":
-        what = f"the property {key!r}" if isinstance(key, str) else "a key: the function gave none"
+    value = properties.get(key) if isinstance(key, str) else key(message)
+    if value is None or value == "":
+        missing = (
+            f"the property {key!r}"
+            if isinstance(key, str)
+            else "a key: the key function returned nothing"
+        )
         raise MessageKeyMissingError(
-            f"{message} lacks {what}, so nobody can say whether it was consumed before.",
+            f"{message} lacks {missing}, so it is unknown whether it was consumed before.",
             fix="Send it with the property, or use a key that all messages have.",
         )
-    return str(found)
+    return str(value)

@@ -1,26 +1,27 @@
-"""Which messages have had their effects: a table beside the effects, in the same database.
+"""Record which messages have had their effects, in a table of the same database.
 
-    BEGIN; INSERT consumer, topic, key, or nothing when that is there; the handler's work; COMMIT
+    BEGIN; INSERT consumer, topic, key, or nothing if the row exists; the handler's work; COMMIT
 
-RocketMQ delivers at least once. A row that is written in the transaction of the work makes the
-effects exactly once: before the commit there is neither, after it the row turns every further
-delivery away. Two deliveries at the same time meet at the row: the database lets the second insert
-wait until the first transaction has ended. So there is no state here but the table, and processes
-may share it.
+RocketMQ delivers at least once. A row that is written in the transaction of the work makes its
+effects happen exactly once: before the commit there is neither row nor effect, after it the row
+makes every further delivery be skipped. If a message is delivered twice at the same time, both
+transactions insert the same row, and the database makes the second insert wait until the first
+transaction has ended. So the table is the only state, and several processes may share it.
 
-How "insert or nothing" is said: SQLite and PostgreSQL ON CONFLICT DO NOTHING, MySQL and MariaDB
-INSERT IGNORE. Comparison has to be exact, as a key taken for another one loses a message: MySQL
-gets a binary collation, and what databases do not keep apart (spaces at the end, NUL) or is longer
-than the column stands there as its SHA-256.
+SQLite and PostgreSQL insert with ON CONFLICT DO NOTHING, MySQL and MariaDB with INSERT IGNORE. Keys
+must be compared exactly, because a key that is mistaken for another one loses a message. So MySQL
+gets a binary collation, and a text that databases may not distinguish (spaces at the end, NUL) or
+that is longer than the column is stored as its SHA-256.
 
-SQLite has one writer at a time, and its waiting is unfair: here the threads (or tasks) of a process
-wait in line for it. A file of ours is in WAL mode and waits 30 s for other processes.
+SQLite allows one writer at a time, and its waiting is unfair: the threads (or tasks) of one process
+therefore take turns by a lock. The file is in WAL mode, and a connection waits `SQLITE_WAIT_S` for
+other processes.
 
-The database is an engine of SQLAlchemy, or a path (SQLite) or URL from which one is made. A URL
-without a driver gets the one that the extra `sql` and the database's usual package bring: psycopg
-for PostgreSQL (blocking and asyncio), PyMySQL or aiomysql for MySQL.
+The database is a SQLAlchemy engine, or a path (SQLite) or URL from which one is created. A URL
+without a driver gets the driver that the extra `sql` or the usual package of the database installs:
+psycopg for PostgreSQL (blocking and asyncio), PyMySQL or aiomysql for MySQL.
 
-`sqlalchemy` is an extra of its own (`sql`): this module is loaded by who uses it.
+SQLAlchemy belongs to the extra `sql`, so this module is only imported where it is used.
 """
 
 import asyncio
@@ -43,6 +44,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ConfigurationError
 
 SQLITE_WAIT_S: Final = 30
+"""How many seconds a SQLite connection waits for a lock of another process."""
 _ASYNC_DRIVERS: Final = {
     "sqlite": "sqlite+aiosqlite",
     "postgresql": "postgresql+psycopg",
@@ -58,38 +60,46 @@ Database = str | Path | sa.URL
 E = TypeVar("E", sa.Engine, AsyncEngine)
 
 
-def blocking_engine(database: Database) -> sa.Engine:
-    """An engine for a path or URL. Raises ConfigurationError."""
-    url = _url(database, _DRIVERS)
-    with _made_clear(url):
+def make_blocking_engine(database: Database) -> sa.Engine:
+    """Create an engine for a path or URL. Raise ConfigurationError if that is impossible."""
+    url = _parse_database_url(database, _DRIVERS)
+    with _explain_engine_errors(url):
         if url.get_backend_name() != "sqlite":
             return sa.create_engine(url, pool_pre_ping=True)
         engine = sa.create_engine(url, connect_args={"timeout": SQLITE_WAIT_S})
-        sa.event.listen(engine, "connect", _write_ahead)
+        sa.event.listen(engine, "connect", _enable_write_ahead_log)
         return engine
 
 
-def async_engine(database: Database) -> AsyncEngine:
-    """The same for asyncio. SQLite opens a connection for each transaction: an idle one would hold
-    a thread, and belong to one event loop."""
-    url = _url(database, _ASYNC_DRIVERS)
-    with _made_clear(url):
+def make_asyncio_engine(database: Database) -> AsyncEngine:
+    """Create an asyncio engine for a path or URL. Raise ConfigurationError if that is impossible.
+
+    SQLite opens a connection for each transaction: an idle connection would occupy a thread and
+    belong to one event loop.
+    """
+    url = _parse_database_url(database, _ASYNC_DRIVERS)
+    with _explain_engine_errors(url):
         if url.get_backend_name() != "sqlite":
             return create_async_engine(url, pool_pre_ping=True)
         engine = create_async_engine(
             url, connect_args={"timeout": SQLITE_WAIT_S}, poolclass=NullPool
         )
-        sa.event.listen(engine.sync_engine, "connect", _write_ahead)
+        sa.event.listen(engine.sync_engine, "connect", _enable_write_ahead_log)
         return engine
 
 
-def _url(database: Database, drivers: dict[str, str]) -> sa.URL:
+def _parse_database_url(database: Database, drivers: dict[str, str]) -> sa.URL:
+    """Return a path or URL as a SQLAlchemy URL, with a driver of `drivers` if it has none.
+
+    Raises ConfigurationError for anything else, and for a SQLite database in memory.
+    """
     if isinstance(database, str) and "://" in database:
         try:
             url = sa.make_url(database)
         except (sa.exc.ArgumentError, ValueError) as error:
             raise ConfigurationError(
-                f"the database URL cannot be read: {error}.", fix="postgresql://user@host/name"
+                f"the database URL is not valid: {error}.",
+                fix="Use a URL such as postgresql://user@host/name.",
             ) from None
     elif isinstance(database, sa.URL):
         url = database
@@ -97,35 +107,40 @@ def _url(database: Database, drivers: dict[str, str]) -> sa.URL:
         url = sa.URL.create("sqlite", database=str(database))
     else:
         raise ConfigurationError(
-            f"{database!r} is no database.", fix="Give a path, a URL or a SQLAlchemy engine."
+            f"the database must be a path, a URL or an engine, got {database!r}.",
+            fix="Pass a path, a URL or a SQLAlchemy engine.",
         )
     backend = url.get_backend_name()
     if backend == "sqlite" and url.database in (None, "", ":memory:"):
         raise ConfigurationError(
-            "a SQLite database in memory forgets what was consumed.", fix="Give a path of a file."
+            "a SQLite database in memory loses what was consumed.", fix="Pass the path of a file."
         )
     return url.set(drivername=drivers[backend]) if url.drivername in drivers else url
 
 
 @contextlib.contextmanager
-def _made_clear(url: sa.URL) -> Iterator[None]:
+def _explain_engine_errors(url: sa.URL) -> Iterator[None]:
+    """Convert errors of creating an engine to ConfigurationError."""
     try:
         yield
     except ImportError as error:
         raise ConfigurationError(
             f"the driver for {url.drivername!r} is not installed: {error}.",
-            fix="Install it (the extra sql brings those for SQLite), or give an engine that uses "
+            fix="Install it (the extra sql installs those for SQLite), or pass an engine with "
             "another driver.",
         ) from error
     except sa.exc.SQLAlchemyError as error:
         raise ConfigurationError(
-            f"{url.render_as_string(hide_password=True)} is no database for this handler: {error}."
+            f"{url.render_as_string(hide_password=True)} cannot be used by this handler: {error}."
         ) from error
 
 
-def _write_ahead(connection: Any, _: object) -> None:
-    """WAL: readers and the writer do not wait for each other. The mode belongs to the file: while
-    another process sets it, or writes in the former mode, SQLite refuses at once, without waiting.
+def _enable_write_ahead_log(connection: Any, _: object) -> None:
+    """Switch the database of a new SQLite connection to WAL mode.
+
+    In WAL mode, readers and the writer do not block each other. The mode belongs to the file. While
+    another process sets it, or writes in the old mode, SQLite refuses at once, without waiting;
+    that error is ignored.
     """
     cursor = connection.cursor()
     with contextlib.suppress(sqlite3.OperationalError):
@@ -136,19 +151,23 @@ def _write_ahead(connection: Any, _: object) -> None:
 _log = logging.getLogger("sluicemq.client")
 
 DEFAULT_TABLE: Final = "sluicemq_consumed"
+"""The name of the table."""
 DEFAULT_KEEP: Final = timedelta(days=30)
+"""How long keys are kept."""
 CLEAN_EVERY_S: Final = 3600.0
+"""The interval in seconds at which a ledger removes old keys."""
 KEY_CHARACTERS_MAX: Final = 255
 _TOPIC_CHARACTERS_MAX: Final = 127
-_IGNORING: Final = frozenset({"mysql", "mariadb"})
-_NOTHING: Final[dict[str, Callable[[sa.Table], sqlite.Insert | postgresql.Insert]]] = {
+_INSERT_IGNORE_DIALECTS: Final = frozenset({"mysql", "mariadb"})
+_INSERT_FUNCTIONS: Final[dict[str, Callable[[sa.Table], sqlite.Insert | postgresql.Insert]]] = {
     "sqlite": sqlite.insert,
     "postgresql": postgresql.insert,
 }
+"""The insert statement with ON CONFLICT of each dialect that has one."""
 
 
 def consumed_table(metadata: sa.MetaData, name: str = DEFAULT_TABLE) -> sa.Table:
-    """The table in your own metadata, for a project that keeps its schema by migrations."""
+    """Add the table to your own metadata and return it, for a project with schema migrations."""
 
     def text(length: int) -> sa.types.TypeEngine[str]:
         exact = mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
@@ -165,29 +184,35 @@ def consumed_table(metadata: sa.MetaData, name: str = DEFAULT_TABLE) -> sa.Table
     )
 
 
-def exact_key(text: str, length_max: int = KEY_CHARACTERS_MAX) -> str:
-    """What stands in a column for a text: itself, or its SHA-256 (see the module)."""
+def to_exact_key(text: str, length_max: int = KEY_CHARACTERS_MAX) -> str:
+    """Return what a column stores for a text: the text itself, or its SHA-256.
+
+    A text is hashed if it is longer than `length_max`, begins or ends with white space, or contains
+    NUL (see the module docstring).
+    """
     if len(text) <= length_max and text == text.strip() and "\0" not in text:
         return text
     return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 class _Statements:
-    """What is said to the database, for one dialect. Raises ConfigurationError for an unknown
-    one."""
+    """The SQL statements of a ledger in one dialect.
+
+    Raises ConfigurationError for an unknown dialect and for a `keep` that is not positive.
+    """
 
     def __init__(
         self, dialect: str, table: str, keep: timedelta | None, create: bool, clock: Clock
     ) -> None:
-        if dialect not in _NOTHING and dialect not in _IGNORING:
+        if dialect not in _INSERT_FUNCTIONS and dialect not in _INSERT_IGNORE_DIALECTS:
             raise ConfigurationError(
-                f"idempotent consuming does not know the database {dialect!r}.",
+                f"idempotent consuming does not support the database {dialect!r}.",
                 fix="Use SQLite, PostgreSQL, MySQL or MariaDB.",
             )
         if keep is not None and keep <= timedelta(0):
             raise ConfigurationError(
-                f"keep is {keep}: no key would be kept.",
-                fix="Use a timedelta above zero, or None.",
+                f"keep must be a positive timedelta, got {keep}.",
+                fix="Use a timedelta above zero, or None to keep keys forever.",
             )
         self.metadata = sa.MetaData()
         self.table = consumed_table(self.metadata, table)
@@ -198,33 +223,41 @@ class _Statements:
         self._clean_s = clock.monotonic_s() + CLEAN_EVERY_S
 
     def insert(self, consumer: str, topic: str, key: str) -> sa.Insert:
-        """Leaves a row that is there as it is."""
+        """Return the statement that inserts a row, or does nothing if the row exists."""
         row = {
-            "consumer": exact_key(consumer),
-            "topic": exact_key(topic, _TOPIC_CHARACTERS_MAX),
-            "message_key": exact_key(key),
+            "consumer": to_exact_key(consumer),
+            "topic": to_exact_key(topic, _TOPIC_CHARACTERS_MAX),
+            "message_key": to_exact_key(key),
             "consumed_ms": self._clock.now_ms(),
         }
         statement: sa.Insert = (
             mysql.insert(self.table).prefix_with("IGNORE").values(row)
-            if self.dialect in _IGNORING
-            else _NOTHING[self.dialect](self.table).values(row).on_conflict_do_nothing()
+            if self.dialect in _INSERT_IGNORE_DIALECTS
+            else _INSERT_FUNCTIONS[self.dialect](self.table).values(row).on_conflict_do_nothing()
         )
-        return statement.execution_options(preserve_rowcount=True)  # else an insert may not have it
+        return statement.execution_options(
+            preserve_rowcount=True
+        )  # otherwise an insert may have no rowcount
 
     def claim(self, connection: sa.Connection, consumer: str, topic: str, key: str) -> bool:
-        """Whether the row went in. Raises ConfigurationError for a driver that does not say so: no
-        answer must be taken for "was there before", which would lose the message."""
+        """Insert a row and return whether it is new.
+
+        Raises ConfigurationError if the driver does not tell the number of inserted rows: assuming
+        that the row existed would lose the message.
+        """
         count = connection.execute(self.insert(consumer, topic, key)).rowcount
         if count not in (0, 1):
             raise ConfigurationError(
-                f"the database driver says that {count} rows were inserted, not 0 or 1.",
+                f"the database driver reports {count} inserted rows, not 0 or 1.",
                 fix="Use another driver: psycopg, sqlite3, PyMySQL.",
             )
         return count == 1
 
     def clean(self, connection: sa.Connection, older_than: timedelta | None) -> int:
-        """Forgets old keys, unless they are kept for ever; how many."""
+        """Delete keys that are older than `older_than`, or than `keep` if that is None.
+
+        Return the number of deleted rows; 0 if keys are kept forever.
+        """
         age = older_than if older_than is not None else self._keep
         if age is None:
             return 0
@@ -234,31 +267,35 @@ class _Statements:
 
     @property
     def is_cleaning_due(self) -> bool:
-        """Whether it is time; then not for a while."""
+        """Whether old keys must be removed now. Reading it schedules the next time."""
         now_s = self._clock.monotonic_s()
         if self._keep is None or now_s < self._clean_s:
             return False
         self._clean_s = now_s + CLEAN_EVERY_S
         return True
 
-    def prepare(self, connection: sa.Connection) -> None:
-        """Makes the table. Raises ConfigurationError for a connection without transactions."""
+    def create_table(self, connection: sa.Connection) -> None:
+        """Create the table unless `create` is False.
+
+        Raises ConfigurationError for a connection that commits every statement by itself.
+        """
         is_loose = getattr(connection.dialect, "detect_autocommit_setting", lambda _: False)
         if is_loose(connection.connection.dbapi_connection):
             raise ConfigurationError(
                 "the engine commits every statement by itself (AUTOCOMMIT): a key and the work "
                 "for it could not be one transaction.",
-                fix="Give an engine with the isolation level of its database.",
+                fix="Pass an engine with the default isolation level of its database.",
             )
         if self._create:
             self.metadata.create_all(connection)
 
     def has_table(self, connection: sa.Connection) -> bool:
+        """Return whether the table exists."""
         return sa.inspect(connection).has_table(self.table.name)
 
 
 class LedgerOptions(TypedDict, total=False):
-    """What a ledger may be told beside its database."""
+    """The options of a ledger besides its database; see `Ledger`."""
 
     table: str
     keep: timedelta | None
@@ -267,7 +304,10 @@ class LedgerOptions(TypedDict, total=False):
 
 
 class _Ledger(Generic[E]):
-    """What both ledgers are made of: an engine, the statements of its dialect, a line."""
+    """The common part of both ledgers: an engine and the statements of its dialect.
+
+    `lock` creates a lock of threads or of asyncio.
+    """
 
     def __init__(
         self,
@@ -283,58 +323,72 @@ class _Ledger(Generic[E]):
         dialect = engine.dialect.name
         self._statements = _Statements(dialect, table, keep, create, clock)
         self._is_ready = False
-        self._preparing = lock()
-        # Where the transactions of this process wait for their turn.
-        self._line = lock() if dialect == "sqlite" else contextlib.nullcontext()
+        self._prepare_lock = lock()
+        # SQLite has one writer: the transactions of this process take turns.
+        self._sqlite_lock = lock() if dialect == "sqlite" else contextlib.nullcontext()
 
 
 class Ledger(_Ledger[sa.Engine]):
-    """The table for handlers that are plain functions.
+    """The table of consumed messages, for handlers that are plain functions.
 
-    `database`: a path (SQLite), a URL or an `Engine`. `table`: its name, made when it is not there
-    unless `create` is False. `keep`: how long keys are remembered; None for ever. Safe to share
-    between threads. Raises ConfigurationError for what cannot be a database.
+    `database` is a path (SQLite), a URL or an `Engine`. `table` is the name of the table, which is
+    created if it does not exist, unless `create` is False. `keep` is how long keys are kept; None
+    means forever. Safe to share between threads. Raises ConfigurationError for an invalid database
+    or option.
     """
 
     def __init__(self, database: Database | sa.Engine, **options: Unpack[LedgerOptions]) -> None:
-        engine = database if isinstance(database, sa.Engine) else blocking_engine(database)
+        engine = database if isinstance(database, sa.Engine) else make_blocking_engine(database)
         super().__init__(engine, threading.Lock, **options)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """A connection in a transaction: committed at the end of the block, rolled back when it
-        raises. For a handler's work beside `claim`."""
+        """Return a context manager for a connection in a transaction.
+
+        The transaction is committed at the end of the block, and rolled back if the block raises.
+        The block calls `claim` and does the handler's work. Raises ConfigurationError if the block
+        itself ends the transaction.
+        """
         self._prepare()
-        with self._line, self.engine.begin() as connection, _kept_open(connection):
+        with (
+            self._sqlite_lock,
+            self.engine.begin() as connection,
+            _expect_open_transaction(connection),
+        ):
             yield connection
         if self._statements.is_cleaning_due:
-            with _clean_failure():
+            with _log_clean_failure():
                 self.clean()
 
     def claim(self, connection: sa.Connection, consumer: str, topic: str, key: str) -> bool:
-        """Whether this key is new to the consumer: then it is noted, in the transaction of the
-        connection. Waits while another transaction that has noted it is open."""
+        """Insert a key in the connection's transaction. Return whether it is new for the consumer.
+
+        Waits while another open transaction has inserted the same key.
+        """
         return self._statements.claim(connection, consumer, topic, key)
 
     def clean(self, older_than: timedelta | None = None) -> int:
-        """Forgets keys that are older than `keep` (or the age given); how many. Happens by itself
-        about once an hour."""
+        """Delete keys that are older than `keep`, or than `older_than`.
+
+        Return how many were deleted. `transaction` does that itself about once an hour.
+        """
         self._prepare()
-        with self._line, self.engine.begin() as connection:
+        with self._sqlite_lock, self.engine.begin() as connection:
             return self._statements.clean(connection, older_than)
 
     def close(self) -> None:
-        """Closes the engine's idle connections."""
+        """Close the engine's idle connections."""
         self.engine.dispose()
 
     def _prepare(self) -> None:
+        """Create the table before the first use."""
         if self._is_ready:
             return
-        with self._preparing:
+        with self._prepare_lock:
             try:
                 with self.engine.begin() as connection:
-                    self._statements.prepare(connection)
-            except sa.exc.DBAPIError:  # another process may have been faster
+                    self._statements.create_table(connection)
+            except sa.exc.DBAPIError:  # another process may have created it meanwhile
                 with self.engine.connect() as connection:
                     if not self._statements.has_table(connection):
                         raise
@@ -342,83 +396,90 @@ class Ledger(_Ledger[sa.Engine]):
 
 
 class AsyncLedger(_Ledger[AsyncEngine]):
-    """The table for handlers that are coroutine functions; otherwise as `Ledger`, with an
-    `AsyncEngine`."""
+    """The table of consumed messages, for handlers that are coroutine functions.
+
+    Like `Ledger`, with an `AsyncEngine`.
+    """
 
     def __init__(self, database: Database | AsyncEngine, **options: Unpack[LedgerOptions]) -> None:
-        engine = database if isinstance(database, AsyncEngine) else async_engine(database)
+        engine = database if isinstance(database, AsyncEngine) else make_asyncio_engine(database)
         super().__init__(engine, asyncio.Lock, **options)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
-        """As `Ledger.transaction`."""
+        """Return an async context manager for a connection; see `Ledger.transaction`."""
         await self._prepare()
-        async with self._line, self.engine.begin() as connection:
-            with _kept_open(connection.sync_connection):
+        async with self._sqlite_lock, self.engine.begin() as connection:
+            with _expect_open_transaction(connection.sync_connection):
                 yield connection
         if self._statements.is_cleaning_due:
-            with _clean_failure():
+            with _log_clean_failure():
                 await self.clean()
 
     async def claim(self, connection: AsyncConnection, consumer: str, topic: str, key: str) -> bool:
-        """As `Ledger.claim`."""
+        """Insert a key and return whether it is new; see `Ledger.claim`."""
         return await connection.run_sync(self._statements.claim, consumer, topic, key)
 
     async def clean(self, older_than: timedelta | None = None) -> int:
-        """As `Ledger.clean`."""
+        """Delete old keys and return how many were deleted; see `Ledger.clean`."""
         await self._prepare()
-        async with self._line, self.engine.begin() as connection:
+        async with self._sqlite_lock, self.engine.begin() as connection:
             return await connection.run_sync(self._statements.clean, older_than)
 
     async def close(self) -> None:
-        """Closes the engine's idle connections."""
+        """Close the engine's idle connections."""
         await self.engine.dispose()
 
     async def _prepare(self) -> None:
+        """Create the table before the first use."""
         if self._is_ready:
             return
-        async with self._preparing:
+        async with self._prepare_lock:
             try:
                 async with self.engine.begin() as connection:
-                    await connection.run_sync(self._statements.prepare)
-            except sa.exc.DBAPIError:  # another process may have been faster
+                    await connection.run_sync(self._statements.create_table)
+            except sa.exc.DBAPIError:  # another process may have created it meanwhile
                 async with self.engine.connect() as connection:
                     if not await connection.run_sync(self._statements.has_table):
                         raise
             self._is_ready = True
 
 
-KINDS: Final = ((AsyncLedger, AsyncEngine), (Ledger, sa.Engine))
-"""For coroutine functions, for plain functions: the ledger and the engine."""
+LEDGER_KINDS: Final = ((AsyncLedger, AsyncEngine), (Ledger, sa.Engine))
+"""The ledger and the engine for coroutine functions, and for plain functions."""
 
 
 @contextlib.contextmanager
-def _clean_failure() -> Iterator[None]:
+def _log_clean_failure() -> Iterator[None]:
+    """Log a database error of removing old keys instead of raising it."""
     try:
         yield
     except sa.exc.SQLAlchemyError as error:
-        _log.warning("old keys of consumed messages could not be removed: %s", error)
+        _log.warning("cannot remove old keys of consumed messages: %s", error)
 
 
 @contextlib.contextmanager
-def _kept_open(connection: sa.Connection | None) -> Iterator[None]:
-    """Raises ConfigurationError when a handler has ended the transaction that is not its own; a
-    handler that fails beside that has its error, and this one is logged."""
+def _expect_open_transaction(connection: sa.Connection | None) -> Iterator[None]:
+    """Raise ConfigurationError if the block has ended the transaction of its message.
+
+    If the block raises an exception besides that, this error is only logged.
+    """
     assert connection is not None
     transaction = connection.get_transaction()
     try:
         yield
     except Exception:
         if transaction is None or not transaction.is_active:
-            _log.error("%s", _ended_by_handler())
+            _log.error("%s", _transaction_ended_error())
         raise
     if transaction is None or not transaction.is_active:
-        raise _ended_by_handler()
+        raise _transaction_ended_error()
 
 
-def _ended_by_handler() -> ConfigurationError:
+def _transaction_ended_error() -> ConfigurationError:
+    """Return the error for a handler that ended the transaction of its message."""
     return ConfigurationError(
-        "the handler has ended the transaction of its message itself: its effects are no longer "
+        "the handler ended the transaction of its message itself, so its effects are no longer "
         "exactly once.",
         fix="Do not call commit or rollback on the connection; raise to roll back.",
     )

@@ -1,11 +1,10 @@
-"""Background tasks of a client, calls of application code, and cleanup that a cancelled caller
-cannot interrupt.
+"""Run a client's background tasks, application code, and cleanup that survives cancellation.
 
 A `TaskGroup` cancels the body of its `async with` when a task fails. That is right for a function
-and wrong for a client that lives beside the application's code. `Tasks` owns the tasks that it
-starts and logs a task that fails, with its traceback. It starts a *kept* task (a handler's worker,
-a reader, a rebalance) again after a pause. `close` cancels the tasks and returns when all have
-ended.
+and wrong for a client that runs beside the application's code. `Tasks` owns the tasks that it
+starts and logs a task that fails, with its traceback. It starts a *supervised* task (a handler's
+worker, a reader, a rebalance) again after a pause. `close` cancels the tasks and returns when all
+have ended.
 
 asyncio raises CancelledError in two cases: the current task is cancelled, or the future that it
 awaits is cancelled (a future of the application, a call on a pool that is being closed). Only the
@@ -15,8 +14,8 @@ Exception (CancelledError, GeneratorExit …) is wrapped in an `EscapedError`. S
 catches every failure of the application, and no such failure looks like the end of a task.
 
 A cancelled coroutine gets one CancelledError and must still release what it holds. `run_to_end`
-runs that cleanup in a task of its own, which a cancellation of the caller does not reach. `Closing`
-is a close() that runs once, however many callers wait for it or are cancelled.
+runs that cleanup in a task of its own, which a cancellation of the caller does not reach.
+`CloseOnce` is a close() that runs once, however many callers wait for it or are cancelled.
 """
 
 import asyncio
@@ -34,10 +33,11 @@ from sluicemq.errors import ClosedError
 _log = logging.getLogger("sluicemq.client")
 T = TypeVar("T")
 RESTART_S: Final = 0.1
-"""The pause before a kept task that ended unexpectedly is started again; it doubles each time."""
+"""The pause in seconds before a supervised task is started again; it doubles each time."""
 RESTART_MAX_S: Final = 30.0
+"""The longest pause in seconds before a supervised task is started again."""
 STEADY_S: Final = 60.0
-"""A kept task that ran for this long has recovered: its next pause is `RESTART_S` again."""
+"""A supervised task that ran for this long has recovered: its next pause is `RESTART_S` again."""
 
 _owner: ContextVar["Tasks | None"] = ContextVar("sluicemq_task_owner", default=None)
 
@@ -46,9 +46,11 @@ _owner: ContextVar["Tasks | None"] = ContextVar("sluicemq_task_owner", default=N
 
 
 class EscapedError(RuntimeError):
-    """An application error that cannot be raised as it is, because it does not derive from
-    Exception or its type means something else to asyncio or to generators. `error` is the original
-    exception."""
+    """An application error that cannot be raised as it is.
+
+    Either it does not derive from Exception, or its type means something else to asyncio or to
+    generators. `error` is the original exception.
+    """
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -57,8 +59,9 @@ class EscapedError(RuntimeError):
 
 
 def as_failure(error: BaseException) -> Exception:
-    """Return `error`, or wrap it in an `EscapedError` if a coroutine that raises it would not look
-    failed. That holds for errors that do not derive from Exception, for StopIteration and
+    """Return `error`, wrapped in an `EscapedError` if a coroutine could not raise it as a failure.
+
+    That holds for errors that do not derive from Exception, for StopIteration and
     StopAsyncIteration, and for concurrent.futures.CancelledError, which asyncio turns into its own.
     """
     if isinstance(error, Exception) and not isinstance(
@@ -69,8 +72,11 @@ def as_failure(error: BaseException) -> Exception:
 
 
 def ends_program(error: BaseException) -> bool:
-    """Return whether `error` ends the program: KeyboardInterrupt or SystemExit, raised on the main
-    thread. On any other thread, Python ends only that thread."""
+    """Return whether `error` ends the program.
+
+    That is a KeyboardInterrupt or SystemExit, raised on the main thread. On any other thread,
+    Python ends only that thread.
+    """
     is_request = isinstance(error, KeyboardInterrupt | SystemExit)
     return is_request and threading.current_thread() is threading.main_thread()
 
@@ -97,14 +103,13 @@ async def run_application_code(awaitable: Awaitable[T]) -> T:
 def failure_of(
     error: BaseException, task: "asyncio.Task[Any] | None", before: int
 ) -> Exception | None:
-    """Return the Exception that stands for `error`, which awaited application code raised; return
-    None if the caller has to re-raise `error` itself.
+    """Return the Exception that stands for `error`, which awaited application code raised.
 
-    `task` is the task that awaited, and `before` its `cancelling()` before the await: a larger
-    number now means that the task itself was cancelled. The result is None for that cancellation,
-    for an error that ends the program (`ends_program`), and for the GeneratorExit of a coroutine
-    that the garbage collector closes. Without a task it is None for every CancelledError and
-    GeneratorExit.
+    Return None if the caller has to re-raise `error` itself. `task` is the task that awaited, and
+    `before` its `cancelling()` before the await: a larger number now means that the task itself was
+    cancelled. The result is None for that cancellation, for an error that ends the program
+    (`ends_program`), and for the GeneratorExit of a coroutine that the garbage collector closes.
+    Without a task it is None for every CancelledError and GeneratorExit.
     """
     if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > before):
         return None
@@ -114,6 +119,7 @@ def failure_of(
 
 
 def _current_task() -> "asyncio.Task[Any] | None":
+    """Return the current task, or None outside of an event loop."""
     try:
         return asyncio.current_task()
     except RuntimeError:  # no loop runs
@@ -123,10 +129,13 @@ def _current_task() -> "asyncio.Task[Any] | None":
 async def run_on_thread(
     executor: Executor | None, function: Callable[..., Any], *arguments: Any
 ) -> Any:
-    """Call `function(*arguments)`, which is application code, on a thread of `executor` (None: the
-    event loop's default). Return its result; if that is awaitable, await it on the event loop and
-    return what it yields. Raises as `run_application_code` does. KeyboardInterrupt and SystemExit
-    that the thread raises come out as `EscapedError`."""
+    """Call `function(*arguments)`, which is application code, on a thread of `executor`.
+
+    An `executor` of None means the event loop's default executor. Return the result; if that is
+    awaitable, await it on the event loop and return what it yields. Raises as
+    `run_application_code` does. KeyboardInterrupt and SystemExit that the thread raises come out as
+    `EscapedError`.
+    """
 
     def call() -> tuple[Any, BaseException | None]:
         try:
@@ -142,8 +151,10 @@ async def run_on_thread(
 
 
 def call_listener(listener: Callable[..., Any], *arguments: Any) -> None:
-    """Call `listener(*arguments)`, which is application code. Log what it raises and return
-    normally; only an error that ends the program is raised (`ends_program`)."""
+    """Call `listener(*arguments)`, which is application code, and log what it raises.
+
+    Only an error that ends the program is raised (`ends_program`).
+    """
     try:
         listener(*arguments)
     except BaseException as error:
@@ -153,8 +164,10 @@ def call_listener(listener: Callable[..., Any], *arguments: Any) -> None:
 
 
 def notify(listener: Callable[..., Any], *arguments: Any) -> None:
-    """Schedule `call_listener(listener, *arguments)` for the next iteration of the running event
-    loop. Raises RuntimeError if none runs."""
+    """Schedule `call_listener(listener, *arguments)` for the next event loop iteration.
+
+    Raises RuntimeError if no event loop runs.
+    """
     asyncio.get_running_loop().call_soon(call_listener, listener, *arguments)
 
 
@@ -167,30 +180,46 @@ def is_shutting_down() -> bool:
     return owner is not None and owner.is_closing and _current_task() in owner
 
 
-class _Kept:
-    """A task that `Tasks` starts again when it ends unexpectedly: its coroutine function, its
-    current task, and the pause in seconds before the next start."""
+class SupervisedTask:
+    """A task that `Tasks` starts again when it ends unexpectedly.
 
-    __slots__ = ("_forget", "began_s", "is_cancelled", "make", "name", "pause_s", "task", "timer")
+    `task` is its current run, None before the first one. `timer` starts the next run after a pause
+    of `pause_s` seconds, None while there is no such timer. `started_s` is the loop's time at the
+    start of the current run.
+    """
+
+    __slots__ = (
+        "_forget",
+        "is_cancelled",
+        "make_coroutine",
+        "name",
+        "pause_s",
+        "started_s",
+        "task",
+        "timer",
+    )
 
     def __init__(
         self,
-        make: Callable[[], Coroutine[Any, Any, Any]],
+        make_coroutine: Callable[[], Coroutine[Any, Any, Any]],
         name: str,
-        forget: Callable[["_Kept"], object],
+        forget: Callable[["SupervisedTask"], object],
     ) -> None:
-        """Call `forget` with this object when it is cancelled between two runs of its task."""
+        """Prepare the task; `make_coroutine()` returns the coroutine of each run.
+
+        `forget` is called with this object when it is cancelled between two runs of its task.
+        """
         self._forget = forget
-        self.make: Callable[[], Coroutine[Any, Any, Any]] = make
+        self.make_coroutine: Callable[[], Coroutine[Any, Any, Any]] = make_coroutine
         self.name: str = name
         self.task: asyncio.Task[Any] | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.began_s: float = 0.0
+        self.started_s: float = 0.0
         self.pause_s: float = RESTART_S
         self.is_cancelled: bool = False
 
     def cancel(self) -> None:
-        """Cancel the task or the timer of its next start; it is not started again."""
+        """Cancel the task or the timer of its next start. It is not started again."""
         self.is_cancelled = True
         if self.timer is not None:
             self.timer.cancel()
@@ -199,50 +228,51 @@ class _Kept:
             self.task.cancel()
 
 
-KeptTask = _Kept
-
-
 class Tasks:
     """The background tasks of one part of a client."""
 
-    __slots__ = ("_ended", "_kept", "_tasks", "is_closing")
+    __slots__ = ("_supervised", "_task_ended", "_tasks", "is_closing")
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._kept: set[_Kept] = set()
-        self._ended: asyncio.Event = asyncio.Event()
+        self._supervised: set[SupervisedTask] = set()
+        self._task_ended: asyncio.Event = asyncio.Event()
         self.is_closing: bool = False
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Start `coroutine` as a task called `name` and return the task. `close` cancels it. An
-        exception that ends it is logged. Raises ClosedError after `close`."""
+        """Start `coroutine` as a task called `name` and return the task.
+
+        `close` cancels it. An exception that ends it is logged. Raises ClosedError after `close`.
+        """
         task = self._start(coroutine, name)
 
         def ended(task: asyncio.Task[Any]) -> None:
             self._tasks.discard(task)
-            self._ended.set()
+            self._task_ended.set()
             if not task.cancelled() and (error := task.exception()) is not None:
                 _log.error("background task %s failed", task.get_name(), exc_info=error)
 
         task.add_done_callback(ended)
         return task
 
-    def keep(self, make: Callable[[], Coroutine[Any, Any, Any]], name: str) -> KeptTask:
-        """Start `make()` as a task called `name`, and start it again after a pause whenever it ends
-        unexpectedly.
+    def supervise(
+        self, make_coroutine: Callable[[], Coroutine[Any, Any, Any]], name: str
+    ) -> SupervisedTask:
+        """Start `make_coroutine()` as a task, and restart it when it ends unexpectedly.
 
         A task ends unexpectedly by an exception, which is logged with its traceback, or because
         code outside of this client cancelled it. Returning, `cancel` of the result and `close` end
         it for good. The pause doubles from `RESTART_S` to `RESTART_MAX_S` seconds; a run of
-        `STEADY_S` seconds resets it. Return the handle of the task. Raises ClosedError after
-        `close`.
+        `STEADY_S` seconds resets it. `name` is the name of the task. Return the handle of the task.
+        Raises ClosedError after `close`.
         """
-        kept = _Kept(make, name, self._forget)
-        self._run(kept)
-        self._kept.add(kept)
-        return kept
+        supervised = SupervisedTask(make_coroutine, name, self._forget)
+        self._run(supervised)
+        self._supervised.add(supervised)
+        return supervised
 
     def _start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Start a task that this object owns. Raise ClosedError after `close`."""
         if self.is_closing:
             coroutine.close()
             raise ClosedError(
@@ -256,52 +286,61 @@ class Tasks:
         self._tasks.add(task)
         return task
 
-    def _forget(self, kept: _Kept) -> None:
-        self._kept.discard(kept)
-        self._ended.set()
+    def _forget(self, supervised: SupervisedTask) -> None:
+        """Drop a supervised task that is not started again."""
+        self._supervised.discard(supervised)
+        self._task_ended.set()
 
-    def _run(self, kept: _Kept) -> None:
-        kept.timer = None
-        kept.began_s = asyncio.get_running_loop().time()
-        kept.task = self._start(kept.make(), kept.name)
-        kept.task.add_done_callback(lambda task: self._kept_ended(kept, task))
+    def _run(self, supervised: SupervisedTask) -> None:
+        """Start the next run of a supervised task."""
+        supervised.timer = None
+        supervised.started_s = asyncio.get_running_loop().time()
+        supervised.task = self._start(supervised.make_coroutine(), supervised.name)
+        supervised.task.add_done_callback(lambda task: self._on_supervised_end(supervised, task))
 
-    def _kept_ended(self, kept: _Kept, task: asyncio.Task[Any]) -> None:
+    def _on_supervised_end(self, supervised: SupervisedTask, task: asyncio.Task[Any]) -> None:
+        """Schedule the next run of a supervised task, or drop it if it ended for good."""
         self._tasks.discard(task)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is None or kept.is_cancelled or self.is_closing:
-            self._forget(kept)
+        if error is None or supervised.is_cancelled or self.is_closing:
+            self._forget(supervised)
             if error is not None and not isinstance(error, asyncio.CancelledError):
-                _log.error("background task %s failed", kept.name, exc_info=error)
+                _log.error("background task %s failed", supervised.name, exc_info=error)
             return
         loop = task.get_loop()
-        if loop.time() - kept.began_s >= STEADY_S:
-            kept.pause_s = RESTART_S
+        if loop.time() - supervised.started_s >= STEADY_S:
+            supervised.pause_s = RESTART_S
         if not task.cancelled():
             _log.error(
                 "background task %s failed and is started again in %g s",
-                kept.name, kept.pause_s, exc_info=error,
-            )  # fmt: skip
+                supervised.name,
+                supervised.pause_s,
+                exc_info=error,
+            )
         # By a timer: a loop that ends cancels all of its tasks, and would wait for a new one.
-        kept.timer = loop.call_later(kept.pause_s, self._run_again, kept, task.cancelled())
-        kept.pause_s = min(2 * kept.pause_s, RESTART_MAX_S)
+        supervised.timer = loop.call_later(
+            supervised.pause_s, self._run_again, supervised, task.cancelled()
+        )
+        supervised.pause_s = min(2 * supervised.pause_s, RESTART_MAX_S)
 
-    def _run_again(self, kept: _Kept, was_cancelled: bool) -> None:
+    def _run_again(self, supervised: SupervisedTask, was_cancelled: bool) -> None:
+        """Start the next run after the pause."""
         if was_cancelled:  # Logged this late, so that the end of a program logs nothing.
             _log.error(
                 "background task %s was cancelled by code outside of this client and is started "
-                "again", kept.name,
-            )  # fmt: skip
-        self._run(kept)
+                "again",
+                supervised.name,
+            )
+        self._run(supervised)
 
     @property
-    def live(self) -> int:
-        """The number of tasks that run now; one that waits to be started again does not count."""
+    def running_count(self) -> int:
+        """The number of tasks that run now. Tasks that wait to be started again do not count."""
         return len(self._tasks)
 
     def __bool__(self) -> bool:
         """Return whether a task runs, or waits to be started again."""
-        return bool(self._tasks or self._kept)
+        return bool(self._tasks or self._supervised)
 
     def __contains__(self, task: object) -> bool:
         return task in self._tasks
@@ -309,43 +348,46 @@ class Tasks:
     async def wait(self) -> None:
         """Wait until every task has ended and none will be started again."""
         while self:
-            self._ended.clear()
-            await self._ended.wait()
+            self._task_ended.clear()
+            await self._task_ended.wait()
 
     async def close(self) -> None:
-        """Cancel all tasks but the current one, and wait until they have ended. Kept tasks are not
-        started again; `spawn` and `keep` raise ClosedError from now on. Safe to call twice."""
+        """Cancel all tasks except the current one, and wait until they have ended.
+
+        Supervised tasks are not started again; `spawn` and `supervise` raise ClosedError from now
+        on. Safe to call twice.
+        """
         self.is_closing = True
-        for kept in tuple(self._kept):
-            if kept.timer is not None:
-                kept.timer.cancel()
-                self._kept.discard(kept)
+        for supervised in tuple(self._supervised):
+            if supervised.timer is not None:
+                supervised.timer.cancel()
+                self._supervised.discard(supervised)
         left = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in left:
             task.cancel()
         if left:
             await asyncio.wait(left)
-        self._ended.set()
+        self._task_ended.set()
 
 
-# ---------------------------------------------------------------------- whatever the caller does
+# ------------------------------------------------------------- cleanup in spite of cancellation
 
 
-def _ignore() -> None:
-    """Do nothing. The default of callbacks that a caller need not pass."""
+def _do_nothing() -> None:
+    """Do nothing. The default of optional callbacks."""
 
 
 async def run_to_end(
-    work: "Coroutine[Any, Any, T] | asyncio.Task[T]", on_cancel: Callable[[], object] = _ignore
+    work: "Coroutine[Any, Any, T] | asyncio.Task[T]", on_cancel: Callable[[], object] = _do_nothing
 ) -> T:
     """Run `work` in a task of its own, wait until it has ended, and return its result.
 
-    If the caller is cancelled meanwhile, call `on_cancel`, go on waiting, log what `work` raised,
-    and raise CancelledError instead of returning the result. A caller whose own `Tasks` is being
-    closed does not go on waiting, because `work` may be what closes it: CancelledError is raised at
-    once and `work` runs on. Raises what `work` raises.
+    If the caller is cancelled meanwhile, call `on_cancel`, continue to wait, log what `work`
+    raised, and raise CancelledError instead of returning the result. A caller whose own `Tasks` is
+    being closed does not continue to wait, because `work` may be what closes it: CancelledError is
+    raised at once and `work` runs on. Raises what `work` raises.
     """
-    task = work if isinstance(work, asyncio.Task) else _task_of(work)
+    task = work if isinstance(work, asyncio.Task) else _start_cleanup(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -363,10 +405,12 @@ async def run_to_end(
 
 
 async def run_each(steps: Iterable[Callable[[], Awaitable[object]]]) -> None:
-    """Await every step in order, even after one has raised; then raise the first error and log the
-    others. A CancelledError counts as an error of its step, so a cancelled caller still awaits the
-    remaining steps. GeneratorExit ends the function at once, so that the garbage collector can
-    close the coroutine, unlike one that uses an `AsyncExitStack`."""
+    """Await every step in order, even after one has raised.
+
+    Then raise the first error and log the others. A CancelledError counts as an error of its step,
+    so a cancelled caller still awaits the remaining steps. GeneratorExit ends the function at once,
+    so that the garbage collector can close the coroutine; with an `AsyncExitStack` it could not.
+    """
     first: BaseException | None = None
     for step in steps:
         try:
@@ -381,53 +425,61 @@ async def run_each(steps: Iterable[Callable[[], Awaitable[object]]]) -> None:
 
 
 def _name_of(step: Callable[..., object]) -> str:
+    """Return a name of `step` for log lines."""
     return getattr(step, "__qualname__", None) or repr(step)
 
 
-def _task_of(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+def _start_cleanup(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start `work` as a task that no `Tasks` owns."""
     name = getattr(work, "__qualname__", "cleaning up")
     return asyncio.get_running_loop().create_task(work, name=f"sluicemq {name}")
 
 
-class Closing(Generic[T]):
+class CloseOnce(Generic[T]):
     """A close() that runs once, although many callers may await it; every caller gets its result.
 
     When a caller is cancelled, `hurry` is called; the caller gets its CancelledError when the run
     has ended. If a run fails, the next caller starts another one.
     """
 
-    def __init__(self, on_hurry: Callable[[], object] = _ignore) -> None:
-        self._run: asyncio.Task[T] | None = None
+    def __init__(self, on_hurry: Callable[[], object] = _do_nothing) -> None:
+        self._task: asyncio.Task[T] | None = None
         self._hurried = asyncio.Event()
         self._on_hurry = on_hurry
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether `run` was called."""
-        return self._run is not None
+        return self._task is not None
 
     def hurry(self) -> None:
-        """End every present and later `wait_unless_hurried`, and call `on_hurry`. This works before
-        the run has begun, too."""
+        """End every present and later `wait_unless_hurried`, and call `on_hurry`.
+
+        This works before `run` was called, too.
+        """
         self._hurried.set()
         self._on_hurry()
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Start `work()`, unless a run is in progress or has succeeded; wait until it has ended and
-        return its result. If the caller is cancelled, call `hurry` and raise CancelledError when
-        the run has ended. Raises what `work` raises."""
-        run = self._run
+        """Start `work()`, unless a run is in progress or has succeeded, and return its result.
+
+        Wait until the run has ended. If the caller is cancelled, call `hurry` and raise
+        CancelledError when the run has ended. Raises what `work` raises.
+        """
+        run = self._task
         if run is None or (run.done() and (run.cancelled() or run.exception() is not None)):
-            run = self._run = _task_of(work())
+            run = self._task = _start_cleanup(work())
         return await run_to_end(run, self.hurry)
 
-    async def wait_unless_hurried(self, awaited: asyncio.Event, timeout_s: float) -> bool:
-        """Wait until `awaited` is set, `timeout_s` seconds have passed, or `hurry` is called.
-        Return whether `awaited` is set."""
-        waits = [_task_of(event.wait()) for event in (awaited, self._hurried)]
+    async def wait_unless_hurried(self, event: asyncio.Event, timeout_s: float) -> bool:
+        """Wait until `event` is set, `timeout_s` seconds have passed, or `hurry` is called.
+
+        Return whether `event` is set.
+        """
+        waits = [_start_cleanup(one.wait()) for one in (event, self._hurried)]
         try:
             await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for one in waits:
                 one.cancel()
-        return awaited.is_set()
+        return event.is_set()

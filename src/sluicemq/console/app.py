@@ -118,7 +118,7 @@ class Console:
         """Looks at the cluster while it serves."""
         tasks = Tasks()
         admin = self.client(None).admin
-        tasks.keep(lambda: self.history.run(admin), "console history")
+        tasks.supervise(lambda: self.history.run(admin), "console history")
         try:
             yield
         finally:

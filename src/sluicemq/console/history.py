@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.clock import Clock
 from sluicemq.console.parts import part, parts
-from sluicemq.console.shown import kind
+from sluicemq.console.shown import group_kind
 from sluicemq.errors import SluiceError
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class History:
             names = (await part(admin.groups())).value
             if names is None:
                 return None
-            self.counted = [name for name in names if kind(name) == "normal"]
+            self.counted = [name for name in names if group_kind(name) == "normal"]
             self._counted_s = self.now_s
         if len(self.counted) > GROUPS_MAX:
             self.counted = [name for name in self.groups if name in self.counted]

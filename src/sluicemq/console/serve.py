@@ -19,7 +19,7 @@ from sluicemq.console.app import Console
 from sluicemq.console.http_limits import uvicorn_options
 from sluicemq.console.table import PAGES
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.addresses import join
+from sluicemq.model.addresses import format_address
 
 CLOSE_S: Final = 5
 
@@ -50,7 +50,7 @@ async def serving(console: Console, host: str, port: int) -> AsyncIterator[str]:
 
 def address_of(console: Console, host: str, port: int) -> str:
     """What to open in a browser."""
-    base = f"http://{join(host, port)}/"
+    base = f"http://{format_address(host, port)}/"
     if host in LOOPBACKS and not console.accounts.all():
         return f"{base[:-1]}{sign_in.LINK}?token={console.sessions.new_link()}"
     return base

@@ -1,19 +1,19 @@
 """Values as they are read: numbers, sizes, times and spans as text, for the templates."""
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Final
 
-from sluicemq.model.topic import DLQ_PREFIX, PERM_READ, PERM_WRITE, RETRY_PREFIX
+from sluicemq.model.system_names import (
+    is_dead_letter_topic,
+    is_retry_topic,
+    is_system_group,
+    is_system_topic,
+)
+from sluicemq.model.topic import PERM_READ, PERM_WRITE
+from sluicemq.numbers import format_duration
 
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_SPANS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
-_SYSTEM: Final = frozenset({
-    "TBW102", "SELF_TEST_TOPIC", "BenchmarkTest", "OFFSET_MOVED_EVENT", "SCHEDULE_TOPIC_XXXX",
-    "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "RMQ_SYS_TRACE_TOPIC",
-    "TRANS_CHECK_MAX_TIME_TOPIC", "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP",
-    "CID_ONS-HTTP-PROXY", "CID_ONSAPI_OWNER", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_PULL",
-    "__MONITOR_CONSUMER", "CLIENT_INNER_PRODUCER",
-})  # fmt: skip
 NONE: Final = "–"
 
 
@@ -51,15 +51,8 @@ def field_time(time_ms: int) -> str:
 
 
 def span(span_ms: float | None) -> str:
-    """In its two largest units."""
-    if span_ms is None:
-        return NONE
-    found, rest = [], int(span_ms)
-    for unit_ms, name in _SPANS:
-        if rest >= unit_ms:
-            found.append(f"{rest // unit_ms} {name}")
-            rest %= unit_ms
-    return " ".join(found[:2]) or f"{rest} ms"
+    """Return a duration in its two largest units."""
+    return NONE if span_ms is None else format_duration(span_ms)
 
 
 def permission(bits: int) -> str:
@@ -67,15 +60,18 @@ def permission(bits: int) -> str:
     return ("R" if bits & PERM_READ else NONE) + ("W" if bits & PERM_WRITE else NONE)
 
 
-def kind(name: str, others: frozenset[str] = frozenset()) -> str:
-    """Of a topic or group by its name: retry, dead, system or normal. `others`: names of clusters
-    and brokers, which are topics too."""
-    if name.startswith(RETRY_PREFIX):
+def topic_kind(name: str, own_names: Collection[str] = ()) -> str:
+    """Return "retry", "dead", "system" or "normal". `own_names`: the clusters and brokers."""
+    if is_retry_topic(name):
         return "retry"
-    if name.startswith(DLQ_PREFIX):
+    if is_dead_letter_topic(name):
         return "dead"
-    is_system = name in _SYSTEM or name in others or name.startswith(("rmq_sys_", "sluice_sys_"))
-    return "system" if is_system or name.endswith("_REPLY_TOPIC") else "normal"
+    return "system" if is_system_topic(name, own_names) else "normal"
+
+
+def group_kind(name: str) -> str:
+    """Return "system" or "normal"."""
+    return "system" if is_system_group(name) else "normal"
 
 
 FILTERS: Final = {

@@ -12,7 +12,6 @@ What the values tell no check of the expression alone can know, and it loses the
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -40,6 +39,7 @@ from sluicemq.filter.nodes import (
 from sluicemq.filter.plan import ERROR, FALSE, NEEDS_RECORD, NULL, TRUE, verdict_of
 from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import Expression, tree_of
+from sluicemq.hints import nearest_name
 from sluicemq.record.columns import Column, ColumnBlock, Values
 
 
@@ -216,11 +216,11 @@ class _Seen:
     def report(self, rows: int, names: set[str]) -> PropertyReport:
         findings = [one.finding(self.present) for one in self._read_as if one.failing]
         if not self.present and not self.is_excluded and rows:
-            lower = {known.lower(): known for known in names}
-            close = get_close_matches(self.name, names, 1)
-            near = lower.get(self.name.lower()) or next(iter(close), "")
+            near = nearest_name(self.name, sorted(names))
             what = f"None of the {rows} messages has a property {self.name}."
-            fix = f"Is it {near}? Names are case-sensitive." if near else "Ask the producer for it."
+            fix = "Ask the producer for it."
+            if near is not None:
+                fix = f"Did you mean {near!r}? Names are case-sensitive."
             findings = [ValueFinding("never-there", what, fix)]
         elif not self.is_excluded and len(self.values) < VALUES_KEPT_MAX:
             findings += filter(None, map(self._other_spelling, self._wanted))

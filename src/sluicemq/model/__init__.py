@@ -1,5 +1,5 @@
-"""Frozen values that every part speaks of: message, queue, topic, group, subscription, route, ids.
+"""The values that all packages share: messages, topics, groups, queues, routes, ids, subscriptions.
 
-No behaviour beyond what follows from the values; no I/O. RocketMQ's own spellings live in
-`wire`, these are the field's standard terms.
+Values are immutable, and nothing here does I/O. Python names are the usual terms of messaging
+systems. How RocketMQ spells them on the wire is in `wire`.
 """

@@ -1,12 +1,12 @@
-"""Addresses of this machine and of others, as text: what kind they are, and which one to tell.
+"""Network addresses as text: their kinds, and the one that a broker advertises.
 
-A broker that listens on every address has to tell its name servers one of them. `choose_address`
-decides which and keeps the reason, `explain_address` says both for the start-up log. The name
-server may then answer another one to a client that came in by another way
-(`nameserver/routes.py`), unless the user fixed it with brokerIP1.
+A broker that listens on every address of its machine must advertise one of them to its name
+servers. `choose_address` chooses it with a reason, and `explain_address` describes the choice for
+the log. A SluiceMQ name server may give another address of the broker to clients that reach the
+name server through another network (`nameserver/routes.py`), unless the user has set brokerIP1.
 
-Our broker adds two extFields to its registration (request 103) so that the name server need not
-guess; a Java name server ignores them.
+For that purpose SluiceMQ's brokers add two extFields to REGISTER_BROKER (103), which RocketMQ's
+name servers ignore.
 """
 
 import ipaddress
@@ -15,28 +15,37 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 FIXED_FIELD: Final = "sluiceAddressFixed"
-"""extField of request 103: "true" when the user set brokerIP1."""
+"""extField of REGISTER_BROKER (103): "true" if the user has set brokerIP1."""
 INTERFACES_FIELD: Final = "sluiceAddresses"
-"""extField of request 103: the addresses the broker listens at, separated by commas."""
+"""extField of REGISTER_BROKER (103): where the broker listens: addresses separated by commas."""
 
 IPV4_NETWORK_BITS: Final = 24
 IPV6_NETWORK_BITS: Final = 64
 LOOPBACK: Final = "127.0.0.1"
+NAME_SERVER_PORT: Final = 9876
+DEFAULT_NAME_SERVER: Final = f"{LOOPBACK}:{NAME_SERVER_PORT}"
+"""The name server of a client to which neither an option nor NAMESRV_ADDR gives one."""
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class AdvertisedAddress(NamedTuple):
-    """What a broker tells its name servers. `fixed`: the user said so, nobody may replace it."""
+    """The address that a broker advertises, and why.
+
+    `is_fixed` says that the user has chosen it, so that name servers must not replace it.
+    """
 
     address: str
-    fixed: bool
+    is_fixed: bool
     reason: str
 
 
 @lru_cache(maxsize=1024)
 def parse_address(text: str) -> IPAddress | None:
-    """`1.2.3.4`, `::1`, `fe80::1%eth0`, `::ffff:1.2.3.4` -> address; None for a host name."""
+    """Return the IP address that the text is, or None for a host name.
+
+    A zone (`fe80::1%eth0`) is dropped. An IPv4-mapped address (`::ffff:1.2.3.4`) becomes IPv4.
+    """
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -47,32 +56,37 @@ def parse_address(text: str) -> IPAddress | None:
 
 
 def is_loopback(text: str) -> bool:
+    """Return whether only programs on the same machine reach the address. True for `localhost`."""
     address = parse_address(text)
     return text == "localhost" if address is None else address.is_loopback
 
 
 def is_wildcard(text: str) -> bool:
-    """0.0.0.0 or ::, which mean "every address of mine" and are no place to connect to."""
+    """Return whether the text means every address of a machine: `0.0.0.0`, `::` or "".
+
+    A server can listen on it, but clients cannot connect to it.
+    """
     address = parse_address(text)
     return text == "" if address is None else address.is_unspecified
 
 
 def is_private(text: str) -> bool:
-    """An address of a network that the world does not route to."""
+    """Return whether the text is an IP address of a private network (`ipaddress.is_private`)."""
     address = parse_address(text)
     return address is not None and address.is_private
 
 
-def same_address(one: str, other: str) -> bool:
+def is_same_address(one: str, other: str) -> bool:
+    """Return whether two texts are the same IP address, or the same host name."""
     first, second = parse_address(one), parse_address(other)
     return one == other if first is None or second is None else first == second
 
 
-def same_network(one: str, other: str) -> bool:
-    """Whether two addresses are most likely neighbours.
+def is_same_network(one: str, other: str) -> bool:
+    """Return whether two IP addresses are probably in one network. False for host names.
 
-    Masks are not known here, so the usual ones count: 24 bits (IPv4), 64 bits (IPv6); all loopback
-    addresses are one network.
+    The real network masks are not known here, so the usual lengths are assumed: 24 bits for IPv4
+    and 64 bits for IPv6. All loopback addresses count as one network.
     """
     first, second = parse_address(one), parse_address(other)
     if first is None or second is None or first.version != second.version:
@@ -90,16 +104,17 @@ def choose_address(
     interfaces: Iterable[str] = (),
     towards_name_server: str | None = None,
 ) -> AdvertisedAddress:
-    """The address that a broker tells its name servers.
+    """Choose the address that a broker advertises to its name servers.
 
-    `interfaces` are the addresses of this machine, `towards_name_server` is the local end of a
-    connection to a name server, when there is one. brokerIP1 wins, then a bind address that is one
-    address, then the way to the name server, then an interface that others can reach.
+    The first of these that exists is chosen: `broker_ip1`, the setting brokerIP1; `bind_address`,
+    unless it is a wildcard; `towards_name_server`, the local address of a connection to a name
+    server, unless it is loopback; the first of `interfaces`, the addresses of this machine, that
+    other machines can reach; 127.0.0.1.
     """
     if broker_ip1:
-        return AdvertisedAddress(broker_ip1, True, "brokerIP1 says so")
+        return AdvertisedAddress(broker_ip1, True, "it is set as brokerIP1")
     if not is_wildcard(bind_address):
-        return AdvertisedAddress(bind_address, False, "it is the only address it listens at")
+        return AdvertisedAddress(bind_address, False, "the broker listens only there")
     if towards_name_server and not is_loopback(towards_name_server):
         return AdvertisedAddress(towards_name_server, False, "the name server is reached from it")
     for address in interfaces:
@@ -107,27 +122,28 @@ def choose_address(
         is_local = is_loopback(address) or (parsed is not None and parsed.is_link_local)
         if not is_local and not is_wildcard(address):
             return AdvertisedAddress(
-                address, False, "it is this machine's first address that others can reach"
+                address, False, "it is the first address that other machines can reach"
             )
     return AdvertisedAddress(LOOPBACK, False, "this machine has no other address")
 
 
 def explain_address(advertised: AdvertisedAddress, port: int) -> str:
-    """One sentence for the start-up log: which address clients are told, why, and the cure."""
-    text = f"Clients are told {join(advertised.address, port)}, because {advertised.reason}."
-    if advertised.fixed:
+    """Return a text for the log: the advertised address, the reason, and how to change it."""
+    address = format_address(advertised.address, port)
+    text = f"Advertising {address} to clients, because {advertised.reason}."
+    if advertised.is_fixed:
         return text
     if is_loopback(advertised.address):
         return (
-            f"{text} Only programs on this machine reach it there; to serve others set "
+            f"{text} Only programs on this machine can reach it. To serve other machines, set "
             "brokerIP1 (and listen on 0.0.0.0)."
         )
     return (
-        f"{text} A SluiceMQ name server replaces it for clients that come in by another way; "
-        "set brokerIP1 to fix it."
+        f"{text} A SluiceMQ name server gives clients in other networks another address. "
+        "Set brokerIP1 to advertise one address to all clients."
     )
 
 
-def join(address: str, port: int) -> str:
-    """`1.2.3.4:5` or `[::1]:5`."""
+def format_address(address: str, port: int) -> str:
+    """Return `1.2.3.4:5`, or `[::1]:5` for an IPv6 address."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,14 +1,15 @@
 """Compress message bodies, and decode stored ones as their producers sent them.
 
 A record says in its sys flag whether its body is compressed and with what (spec/remoting.md §10).
-Consumers, CLI, Spark, archive and console decode bodies here and nowhere else.
+Consumers, the CLI, Spark, archives and the console all decode bodies with this module.
 
     type 0, 3   zlib; gzip too, which a gRPC client may have sent through RocketMQ's proxy
     type 1      LZ4 frames
     type 2      Zstandard frames
 
-Bytes behind the first frame are treated as by RocketMQ's Java client: behind zlib data they are
-ignored; further LZ4 or Zstandard frames are decompressed and appended; anything else is an error.
+Bytes after the first frame are treated as RocketMQ's Java client treats them: after zlib data they
+are ignored, further LZ4 or Zstandard frames are decompressed and appended, and any other bytes are
+an error.
 An empty body is never decompressed.
 
 A body that cannot be decoded is a value (`Undecodable`), not an exception: one bad message must not
@@ -33,7 +34,7 @@ COMPRESSION_LZ4: Final = 0x100
 COMPRESSION_ZSTD: Final = 0x200
 COMPRESSION_ZLIB: Final = 0x300
 COMPRESSION_BITS: Final = COMPRESSED | COMPRESSION_MASK
-"""The bits of a sys flag that say how the body has to be read."""
+"""The bits of a sys flag that say whether and how the body is compressed."""
 
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 """Default limit of a decompressed body: 16 times what a broker stores by default."""
@@ -57,7 +58,7 @@ class Undecodable(NamedTuple):
 
 
 class _UndecodableError(Exception):
-    """Ends a decoder; `decode_body` returns `found`."""
+    """Ends a decoder. `decode_body` catches it and returns `found`."""
 
     def __init__(self, reason: str, fix: str) -> None:
         super().__init__(reason)
@@ -65,9 +66,9 @@ class _UndecodableError(Exception):
 
 
 def compress(body: Buffer, kind: int) -> bytes:
-    """Compress `body` and return the result. The compression bits of the sys flag `kind` choose LZ4
-    or Zstandard; every other value, 0 included, means zlib.
+    """Return `body`, compressed by the algorithm that the sys flag `kind` names.
 
+    Its compression bits choose LZ4 or Zstandard. Every other value, 0 included, means zlib.
     Raises ImportError if the package of the algorithm is not installed.
     """
     kind &= COMPRESSION_MASK
@@ -83,7 +84,7 @@ def decode_body(raw: Buffer, sys_flag: int, bytes_max: int = BODY_BYTES_MAX) -> 
     """Return the body that the producer sent, or the reason why `raw` does not yield it.
 
     `raw` is the stored body and `sys_flag` that of its record. A compressed body that grows beyond
-    `bytes_max` bytes is undecodable; one that is not compressed is returned whatever its size.
+    `bytes_max` bytes is undecodable. A body that is not compressed is returned whatever its size.
     """
     if not sys_flag & COMPRESSED or not raw:
         return bytes(raw)
@@ -106,7 +107,7 @@ def decode_body(raw: Buffer, sys_flag: int, bytes_max: int = BODY_BYTES_MAX) -> 
 
 
 class _Output:
-    """The decompressed bytes so far."""
+    """Collects decompressed bytes, up to `bytes_max`."""
 
     def __init__(self, bytes_max: int) -> None:
         self.size: int = 0
@@ -116,8 +117,10 @@ class _Output:
 
     @property
     def room(self) -> int:
-        """The largest size in bytes that the next piece may have: one byte more than the limit
-        leaves, so that exceeding the limit shows."""
+        """The largest size in bytes that the next piece may have.
+
+        It is one byte more than the limit leaves, so that exceeding the limit is noticed.
+        """
         return min(_PIECE_BYTES, self._bytes_max + 1 - self.size)
 
     def add(self, piece: bytes) -> None:
@@ -126,7 +129,7 @@ class _Output:
         if self.size > self._bytes_max:
             raise _too_large(self._bytes_max)
         if self._all is None:
-            if not self._first:  # as a rule the only piece
+            if not self._first:  # usually the only piece
                 self._first = piece
                 return
             self._all = io.BytesIO()
@@ -156,8 +159,7 @@ def _cut_off(name: str) -> _UndecodableError:
 
 
 def _package(name: str) -> Any:
-    """Import and return the package `name`, when the first body needs it. Raises _UndecodableError
-    if it cannot be imported."""
+    """Import and return the package `name`. Raises _UndecodableError if that fails."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -171,15 +173,15 @@ def _package(name: str) -> Any:
 def _zlib(raw: bytes, bytes_max: int) -> bytes:
     output = _Output(bytes_max)
     inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
-    at, left = 0, b""
+    position, unconsumed = 0, b""
     try:
         while not inflater.eof:
-            chunk = left
-            if not left:
-                chunk = raw[at : at + _INPUT_BYTES]
-                at += len(chunk)
+            chunk = unconsumed
+            if not unconsumed:
+                chunk = raw[position : position + _INPUT_BYTES]
+                position += len(chunk)
             piece = inflater.decompress(chunk, output.room)
-            left = inflater.unconsumed_tail
+            unconsumed = inflater.unconsumed_tail
             if not piece and not chunk and not inflater.eof:
                 raise _cut_off("zlib")
             output.add(piece)
@@ -191,21 +193,21 @@ def _zlib(raw: bytes, bytes_max: int) -> bytes:
 def _lz4(raw: bytes, bytes_max: int) -> bytes:
     package = _package("lz4.frame")
     output = _Output(bytes_max)
-    at, frames = 0, 0
+    position, frames = 0, 0
     try:
-        while at < len(raw):
+        while position < len(raw):
             frames = _next_frame(frames, "LZ4")
             decompressor = package.LZ4FrameDecompressor()
             while not decompressor.eof:
                 chunk = b""
                 if decompressor.needs_input:
-                    chunk = raw[at : at + _INPUT_BYTES]
-                    at += len(chunk)
+                    chunk = raw[position : position + _INPUT_BYTES]
+                    position += len(chunk)
                 piece = decompressor.decompress(chunk, output.room)
                 if not piece and not chunk and not decompressor.eof:
                     raise _cut_off("LZ4")
                 output.add(piece)
-            at -= len(decompressor.unused_data or b"")
+            position -= len(decompressor.unused_data or b"")
     except (RuntimeError, ValueError, EOFError) as error:
         raise _damaged("LZ4", error) from None
     return output.whole()
@@ -214,21 +216,23 @@ def _lz4(raw: bytes, bytes_max: int) -> bytes:
 def _zstd(raw: bytes, bytes_max: int) -> bytes:
     package = _package("zstandard")
     output = _Output(bytes_max)
-    at, frames = 0, 0
+    position, frames = 0, 0
     try:
-        while at < len(raw):
+        while position < len(raw):
             frames = _next_frame(frames, "Zstandard")
             decompressor = package.ZstdDecompressor().decompressobj()
             while not decompressor.eof:
                 # A call joins all that its input yields, so the input is what cannot exceed the
                 # limit even while there are two copies of its output.
                 blocks = max(1, (bytes_max - output.size) // (2 * _ZSTD_BLOCK_BYTES))
-                chunk = raw[at : at + min(blocks * _ZSTD_BLOCK_INPUT_BYTES, _INPUT_BYTES)]
+                chunk = raw[
+                    position : position + min(blocks * _ZSTD_BLOCK_INPUT_BYTES, _INPUT_BYTES)
+                ]
                 if not chunk:
                     raise _cut_off("Zstandard")
-                at += len(chunk)
+                position += len(chunk)
                 output.add(decompressor.decompress(chunk))
-            at -= len(decompressor.unused_data)
+            position -= len(decompressor.unused_data)
     except package.ZstdError as error:
         raise _damaged("Zstandard", error) from None
     return output.whole()

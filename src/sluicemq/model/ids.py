@@ -1,8 +1,11 @@
-"""Identifiers and hashes as RocketMQ computes them.
+"""Message ids, recall handles and hashes in RocketMQ's formats (spec/remoting.md §12).
 
-Facts: spec/remoting.md §12. A host is stored as its packed address (4 or 16 bytes) followed by the
-port as a 4-byte integer; an offset message id is the upper-case hex of host + commit-log offset;
-a unique id is made by the client: address, process, start, time in this month, counter.
+- A host is stored as its packed address (4 or 16 bytes), then the port (4 bytes).
+- An *offset message id* says where a message is stored: the host of the broker, then the position
+  in its commit log (8 bytes), in upper-case hexadecimal digits.
+- A *unique id* is made by the client that sends the message (property UNIQ_KEY): its address,
+  process id and a salt, then the time since the start of the month and a counter.
+- A *recall handle* names a timed message, so that it can be cancelled.
 """
 
 import base64
@@ -28,7 +31,7 @@ DAY_MS: Final = 86_400_000
 
 
 class Host(NamedTuple):
-    """An address and port; `str(host)` is `1.2.3.4:5` or `[::1]:5`."""
+    """An IP address and a port. `str(host)` is `1.2.3.4:5` or `[::1]:5`."""
 
     address: str
     port: int
@@ -42,7 +45,11 @@ class Host(NamedTuple):
 
 
 def parse_host(text: str) -> Host:
-    """`1.2.3.4:10911` or `[::1]:10911` -> Host. Raises ProtocolError when the port is missing."""
+    """Return the host that a text such as `1.2.3.4:10911` or `[::1]:10911` names.
+
+    The address is not checked. Raises ProtocolError if the port is missing, not a number, or larger
+    than PORT_MAX.
+    """
     address, separator, port = text.strip().rpartition(":")
     if not separator or not port.isdigit():
         raise ProtocolError(
@@ -58,28 +65,41 @@ def parse_host(text: str) -> Host:
 
 @lru_cache(maxsize=4096)
 def encode_host(host: Host) -> bytes:
-    """8 bytes for IPv4, 20 for IPv6 (address, then the port in 4 bytes)."""
+    """Return the stored form of a host: 8 bytes for IPv4, 20 bytes for IPv6.
+
+    Raises ValueError if the address is a host name.
+    """
     return ipaddress.ip_address(host.address.partition("%")[0]).packed + _PORT.pack(host.port)
 
 
 @lru_cache(maxsize=4096)
 def decode_host(data: bytes) -> Host:
-    """The inverse of `encode_host`."""
+    """Return the host that `encode_host` has encoded as `data`."""
     return Host(str(ipaddress.ip_address(data[:-4])), _PORT.unpack(data[-4:])[0])
 
 
 def offset_message_id(store_host: bytes, physical_offset: int) -> str:
-    """The id that says where a message lies: 32 hex digits for IPv4, 56 for IPv6."""
+    """Return the offset message id of the message at a position in the commit log.
+
+    `store_host` is the encoded host of the broker. The id has 32 digits for IPv4, 56 for IPv6.
+    """
     return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
 
 
 def offset_message_ids(prefix: str, offsets: bytes) -> str:
-    """Several, joined by commas. `prefix`: the store host as text; `offsets`: eight bytes each."""
+    """Return the offset message ids of several messages of one broker, separated by commas.
+
+    `prefix` is the encoded host of the broker in hexadecimal digits, and `offsets` has the
+    positions, 8 bytes each.
+    """
     return prefix + offsets.hex(",", 8).upper().replace(",", "," + prefix)
 
 
 def parse_offset_message_id(text: str) -> tuple[Host, int]:
-    """Id -> (store host, commit-log offset). Raises ProtocolError when it is not such an id."""
+    """Return the host of the broker and the position in its commit log that an id contains.
+
+    Raises ProtocolError if the text is not an offset message id.
+    """
     try:
         data = bytes.fromhex(text)
     except ValueError:
@@ -92,16 +112,18 @@ def parse_offset_message_id(text: str) -> tuple[Host, int]:
 
 
 HASHED_UNITS: Final = 256
-"""UTF-16 units that `java_hash` takes at a time."""
-_POWERS: Final = tuple(pow(31, HASHED_UNITS - 1 - at, 1 << 32) for at in range(HASHED_UNITS))
-KEPT_LENGTH_MAX: Final = 128
-"""Hashes of longer texts are not kept: a client chooses the texts, and their number is bounded, not
-their size."""
+"""The number of UTF-16 units that `java_hash` processes at a time."""
+_POWERS: Final = tuple(pow(31, HASHED_UNITS - 1 - n, 1 << 32) for n in range(HASHED_UNITS))
+CACHED_LENGTH_MAX: Final = 128
+"""Results for longer texts are not cached. Clients choose the texts, and a cache bounds the number
+of its entries, not their size."""
 
 
 def java_hash(text: str) -> int:
-    """Return String.hashCode of Java: over UTF-16 units, as a signed 32-bit number. A unit takes
-    40 ns."""
+    """Return what Java's String.hashCode returns: a signed 32-bit number.
+
+    Java hashes UTF-16 units. One unit takes about 40 ns here.
+    """
     value = 0
     data = text.encode("utf-16-be", "surrogatepass")
     for begin in range(0, len(data), 2 * HASHED_UNITS):
@@ -112,20 +134,20 @@ def java_hash(text: str) -> int:
     return value - (1 << 32) if value & 0x80000000 else value
 
 
-_kept_hash: Final = lru_cache(maxsize=65536)(java_hash)
+_cached_hash: Final = lru_cache(maxsize=65536)(java_hash)
 
 
 def tag_code(tag: str) -> int:
-    """Return the number by which the consume queue knows a tag: 0 without a tag."""
-    return _kept_hash(tag) if len(tag) <= KEPT_LENGTH_MAX else java_hash(tag)
+    """Return the number by which consume queues find a tag: its hash, or 0 for the empty tag."""
+    return _cached_hash(tag) if len(tag) <= CACHED_LENGTH_MAX else java_hash(tag)
 
 
 class UniqueIds:
-    """Makes UNIQ_KEY values: 32 hex digits, different in every process and call. Safe to share
-    among threads.
+    """A generator of unique ids (UNIQ_KEY): 32 hexadecimal digits that differ in every call.
 
-    The time part is the milliseconds since the first of the month (UTC); the counter wraps at
-    65,536 a millisecond, as in the Java client.
+    Ids of different processes differ by their address, process id and salt. The time part is the
+    number of milliseconds since the start of the month (UTC). The counter has 16 bits, as in the
+    Java client, so more than 65,536 ids in one millisecond repeat. Safe to share between threads.
     """
 
     __slots__ = ("_begin", "_clock", "_month_ms", "_numbers", "_prefix")
@@ -138,10 +160,10 @@ class UniqueIds:
         self._numbers = count(1)
         self._month_ms = range(0)
         self._begin = -1, ""
-        """The last millisecond, and how its ids begin."""
+        """The last millisecond in which an id was made, and the first 28 digits of its ids."""
 
-    def next(self) -> str:
-        """The next id. HOT."""
+    def make_id(self) -> str:
+        """Return a new id. Called for every message that is sent."""
         now_ms = self._clock.now_ms()
         at_ms, begin = self._begin
         if at_ms != now_ms:
@@ -160,19 +182,24 @@ class UniqueIds:
 
 
 def _month(time_ms: int) -> datetime:
-    """Its first moment (UTC)."""
+    """Return the start of the month (UTC) that contains a time."""
     moment = datetime.fromtimestamp(time_ms / 1000, UTC)
     return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
-def unique_id_at(prefix: str, time_ms: int, number: int) -> str:
-    """The UNIQ_KEY with this beginning (hex digits) of a time and a number."""
+def make_unique_id(prefix: str, time_ms: int, number: int) -> str:
+    """Return a unique id with the given first 20 digits (`prefix`), time and counter."""
     start_ms = int(_month(time_ms).timestamp()) * 1000
     return f"{prefix[:20].upper()}{time_ms - start_ms:08X}{number & 0xFFFF:04X}"
 
 
-def unique_time_ms(message_id: str, now_ms: int) -> int:
-    """When a UNIQ_KEY was made, in the month that ends now or the one before; 0 for another id."""
+def unique_id_time_ms(message_id: str, now_ms: int) -> int:
+    """Return the time at which a unique id was made, or 0 if the text is not a unique id.
+
+    An id contains only the time since the start of its month. The result is the last such time
+    that is not more than a day after `now_ms`, in the current month or the month before it, or 0
+    if there is none.
+    """
     if re.fullmatch("[0-9A-Fa-f]{32}", message_id) is None:
         return 0
     month_ms = int(_month(now_ms).timestamp()) * 1000
@@ -187,10 +214,11 @@ _PARTS: Final = 5
 
 
 class RecallHandle(NamedTuple):
-    """By which a timed message is taken back: base64 of `v1 topic broker time id`.
+    """What recalls a timed message, that is, cancels it before it is delivered.
 
-    A broker gives it with the answer to the send; `time_ms` lies in the message's slot of the timer
-    wheel, `unique_id` is the UNIQ_KEY (spec/delivery.md §2).
+    The broker returns its encoded form, base64 of `v1 topic broker time id`, in the response to the
+    send. `time_ms` is a time in the slot of the timer wheel that contains the message, and
+    `unique_id` is the message's UNIQ_KEY (spec/delivery.md §2).
     """
 
     topic: str
@@ -199,13 +227,13 @@ class RecallHandle(NamedTuple):
     unique_id: str
 
     def encode(self) -> str:
-        """The text of it."""
+        """Return the handle as text."""
         plain = f"{_VERSION} {self.topic} {self.broker} {self.time_ms} {self.unique_id}"
         return base64.urlsafe_b64encode(plain.encode()).decode()
 
 
 def parse_recall_handle(text: str) -> RecallHandle | None:
-    """The inverse; None when it is no handle."""
+    """Return the handle that a text encodes, or None if it does not encode one."""
     try:
         plain = base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError, ValueError):

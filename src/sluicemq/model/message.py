@@ -1,7 +1,7 @@
-"""A message on its way in (`Message`) and one that a broker stored (`StoredMessage`).
+"""A message as a producer sends it (`Message`) and as a broker stores it (`StoredMessage`).
 
-Names of properties that RocketMQ reserves are constants here, because store, filter, broker and
-client all speak of them (facts: spec/remoting.md §11); `model.properties` has the rules for them.
+Names of properties that RocketMQ reserves are constants here, because the store, filters, brokers
+and clients use them (spec/remoting.md §11). `model.properties` has the rules for them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sluicemq.errors import UndecodableBodyError
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 from sluicemq.model.bodies import BODY_BYTES_MAX, COMPRESSED, Undecodable, decode_body
 from sluicemq.model.ids import Host, encode_host, offset_message_id
 
@@ -26,7 +26,7 @@ RETRY_TOPIC = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 RECONSUME_TIME = "RECONSUME_TIME"
 RECONSUME_TIMES_MAX = 2**31 - 1
-"""More redeliveries do not fit into a record: the count stays there."""
+"""The largest number of redeliveries that a record can store. The count stays there."""
 MAX_RECONSUME_TIMES = "MAX_RECONSUME_TIMES"
 REAL_TOPIC = "REAL_TOPIC"
 REAL_QUEUE = "REAL_QID"
@@ -43,8 +43,11 @@ COMMITTED = 0x8
 ROLLED_BACK = 0xC
 INNER_BATCH = 0x80
 UNQUEUED = PREPARED | INNER_BATCH
-"""Bits of records that stand in no consume queue: half messages and those rolled back; several
-messages in one record, for which RocketMQ has queue files of their own (spec/store.md §2.5)."""
+"""Bits of records that have no unit in a consume queue.
+
+They are prepared messages, messages that were rolled back, and several messages in one record, for
+which RocketMQ has other queue files (spec/store.md §2.5).
+"""
 BORN_HOST_IPV6 = 0x10
 STORE_HOST_IPV6 = 0x20
 
@@ -52,20 +55,22 @@ STORE_HOST_IPV6 = 0x20
 _BODY_SHOWN: Final = 24
 
 
-def glance(tag: str | None, keys: Sequence[str], body: bytes) -> str:
-    """What a person sees of a message beside where it is: tag, keys, how the body begins."""
+def summarize(tag: str | None, keys: Sequence[str], body: bytes) -> str:
+    """Return a short text about a message: tag, keys, the start of the body and its size."""
     begin, more = bytes(body[:_BODY_SHOWN]), "…" if len(body) > _BODY_SHOWN else ""
     words = [f" tag {tag}" if tag else "", f" keys {' '.join(keys):.60}" if keys else ""]
     return f"{''.join(words)} {begin!r}{more} {len(body):,} B"
 
 
-@helpful
+@with_hints
 @dataclass(frozen=True, slots=True, repr=False)
 class Message:
-    """What a producer sends. `properties` are the user's own; reserved names are refused.
+    """A message as a producer sends it. `properties` must not contain reserved names.
 
-    At most one of the last three says when to deliver it: a level of the brokers, ms from now, or
-    ms since 1970. What breaks a rule raises ConfigurationError when it is sent.
+    At most one of the last three fields says when the message is delivered: `delay_level` by a
+    level of the broker, `delay_ms` after some milliseconds, `deliver_at_ms` at a time in
+    milliseconds since 1970. The values are checked when the message is sent, which raises
+    ConfigurationError.
     """
 
     topic: str
@@ -81,18 +86,19 @@ class Message:
     deliver_at_ms: int | None = None
 
     def __repr__(self) -> str:
-        return f"<Message to {self.topic}{glance(self.tag, self.keys, self.body)}>"
+        return f"<Message to {self.topic}{summarize(self.tag, self.keys, self.body)}>"
 
 
-@helpful
+@with_hints
 @dataclass(frozen=True, slots=True, repr=False)
 class StoredMessage:
-    """One record of a commit log, decoded; its body is decoded when it is first read.
+    """One record of a commit log, decoded. Its body is decoded when it is first read.
 
-    `raw_body` is the body as it is stored, possibly compressed; `body` is what the producer sent.
-    Times are milliseconds since 1970; `physical_offset` is the position in the commit log;
-    `queue_offset` the position in the queue; `size_bytes` that of the whole record. A compressed
-    body of more than `body_bytes_max` bytes is not decoded.
+    `raw_body` is the body as it is stored, possibly compressed, and `body` is what the producer
+    sent. Times are milliseconds since 1970. `physical_offset` is the position of the record in the
+    commit log in bytes, `queue_offset` the number of the message in its queue, and `size_bytes` the
+    size of the whole record. A compressed body that has more than `body_bytes_max` bytes when it is
+    decompressed is not decoded.
     """
 
     topic: str
@@ -114,12 +120,14 @@ class StoredMessage:
     broker: str = ""
     body_bytes_max: int = field(default=BODY_BYTES_MAX, compare=False)
     _decoded: bytes | Undecodable | None = field(default=None, init=False, compare=False)
-    """Of a compressed body, once somebody has read it."""
+    """The result of decoding a compressed body, or None before `body` is first read."""
 
     @property
     def body(self) -> bytes:
-        """The body that the producer sent. Raises UndecodableBodyError when it cannot be decoded;
-        `raw_body` can be read then, too."""
+        """The body that the producer sent.
+
+        Raises UndecodableBodyError if it cannot be decoded. `raw_body` can be read even then.
+        """
         if not self.sys_flag & COMPRESSED:
             return self.raw_body
         found = self._read_body()
@@ -129,7 +137,7 @@ class StoredMessage:
 
     @property
     def body_error(self) -> UndecodableBodyError | None:
-        """The error that reading `body` raises, None when the body can be read."""
+        """The error that reading `body` raises, or None if the body can be read."""
         if not self.sys_flag & COMPRESSED:
             return None
         found = self._read_body()
@@ -137,8 +145,7 @@ class StoredMessage:
 
     @property
     def body_or_raw(self) -> bytes:
-        """For display: the body that the producer sent, or the stored bytes when it cannot be
-        decoded."""
+        """The body that the producer sent, or the stored bytes if it cannot be decoded."""
         return self.raw_body if self.body_error is not None else self.body
 
     def _read_body(self) -> bytes | Undecodable:
@@ -156,29 +163,31 @@ class StoredMessage:
 
     @property
     def tag(self) -> str | None:
+        """The tag, or None if the message has no tag."""
         return self.properties.get(TAGS)
 
     @property
     def keys(self) -> tuple[str, ...]:
+        """The keys by which the message can be queried."""
         return tuple(self.properties.get(KEYS, "").split())
 
     @property
     def offset_message_id(self) -> str:
-        """Where it lies: store host and commit-log offset."""
+        """The id that contains the host of the broker and the position in its commit log."""
         return offset_message_id(encode_host(self.store_host), self.physical_offset)
 
     @property
     def message_id(self) -> str:
-        """The id the producer gave it, or where it lies when there is none."""
+        """The id that the producer gave the message, or `offset_message_id` if it gave none."""
         return self.properties.get(UNIQ_KEY) or self.offset_message_id
 
     def __repr__(self) -> str:
         return (
             f"<StoredMessage {self.message_id} in {self.topic} queue {self.queue_id} of "
-            f"{self.broker or '-'} offset {self.queue_offset}{self.glance()}>"
+            f"{self.broker or '-'} offset {self.queue_offset}{self.summary()}>"
         )
 
-    def glance(self) -> str:
-        """Return what `glance` shows of it; of an undecodable body the stored bytes."""
+    def summary(self) -> str:
+        """Return `summarize` of this message, with the stored bytes of an undecodable body."""
         bad = "" if self.body_error is None else " undecodable"
-        return glance(self.tag, self.keys, self.body_or_raw) + bad
+        return summarize(self.tag, self.keys, self.body_or_raw) + bad

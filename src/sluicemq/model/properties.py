@@ -1,28 +1,28 @@
-"""Reserved properties: the one list that the broker, its compiled engine, the clients and the proxy
-share.
+"""The table of reserved properties, which brokers, clients and the proxy share.
 
-RocketMQ keeps the properties of a producer and those of the broker in one map, so a producer can
-write a name whose value the broker, the proxy or a client later believes. This table says of each
-reserved name what a broker does with it when a message arrives from outside:
+RocketMQ stores the properties of producers and of brokers in one map, so a producer could set a
+property that a broker, a proxy or a client later trusts. For each reserved name this table says
+what a broker does with the property of a message that it receives:
 
-    KEPT      stored as sent; nothing acts on the value beyond the message itself
-    REMOVED   never stored: only a broker writes it, and a reader believes it
-    FILLED    stored as sent, or filled in by the broker when it is missing
+    KEPT      stored as sent: the value affects nothing but the message itself
+    REMOVED   never stored: only a broker may write it, because readers trust it
+    FILLED    stored as sent, or added by the broker if it is missing
     OBEYED    asks the broker for a delay, a recall or a transaction; refused in a batch
 
-The rule is the same for every way in: SEND_MESSAGE (10), SEND_MESSAGE_V2 (310),
-SEND_BATCH_MESSAGE (320), staged rows of an exactly-once sink, replies (324, 325), and
-CONSUMER_SEND_MSG_BACK (36). Three more rules depend on where a message goes, because clients
-send these names for good reasons:
+The rule is the same for every request that stores a message: SEND_MESSAGE (10),
+SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), staged rows of an exactly-once sink, replies
+(324, 325), and CONSUMER_SEND_MSG_BACK (36). Three more rules depend on the topic of the message,
+because clients have good reasons to send these names:
 
 - `LANE` stays in a message to a retry topic, where a client of the group may set it.
-- RETRY_TOPIC and ORIGIN_MESSAGE_ID say where a failed message came from. They count in a retry or
-  dead-letter topic, where only members of the group write, and nowhere else (`forget_origin`).
+- RETRY_TOPIC and ORIGIN_MESSAGE_ID say where a failed message came from. They are trusted only in
+  retry and dead-letter topics, where only members of the group write (`forget_origin`).
 - PREPARED_COPY_PROPERTIES are what a broker writes into copies of a prepared message. They are
   removed from a message that begins a transaction.
 
-A stored message that is written again as a new one (a copy by Spark) takes over what says what it
-is and where it came from (`COPIED`), and leaves behind what its first delivery needed.
+When Spark writes a stored message again as a new message, the copy keeps the reserved properties
+that describe the message and its origin (`COPIED`), but not those that only its first delivery
+needed.
 
 Names and their meaning: spec/remoting.md §11.
 """
@@ -62,11 +62,11 @@ TIMER_DELETES: Final = "TIMER_DEL_UNIQKEY"
 CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 FIRST_HALF_OFFSET: Final = "SLUICE_FIRST_HALF"
-"""Our own, in copies of a prepared message: the queue offset of the original."""
+"""SluiceMQ's, in copies of a prepared message: the queue offset of the original."""
 POP_NEXT_OFFSET: Final = "SLUICE_NEXT"
-"""Our own, in checkpoints of POP."""
+"""SluiceMQ's, in checkpoints of POP: the offset at which the group continues, or 0."""
 LANE: Final = "SLUICE_LANE"
-"""Our own, in retry topics: the lane that sent the message back."""
+"""SluiceMQ's, in retry topics: the lane that sent the message back."""
 MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
 MULTI_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
 BORN_HOST: Final = "__BORNHOST"
@@ -80,7 +80,7 @@ TRANSIENT_PREFIX: Final = "__RMQ."
 
 
 class OnSend(Enum):
-    """What a broker does with a reserved property of a message that arrives from outside."""
+    """What a broker does with a reserved property of a message that it receives."""
 
     KEPT = "kept"
     REMOVED = "removed"
@@ -89,9 +89,12 @@ class OnSend(Enum):
 
 
 class Reserved(NamedTuple):
-    """A reserved name. `on_send`: what a broker does with it; `is_refused`: our client refuses it
-    among the user's own properties; `is_hidden`: the proxy refuses it from gRPC clients and does
-    not show it to them."""
+    """A reserved name and how it is treated.
+
+    `on_send` says what a broker does with it, and `is_refused` whether SluiceMQ's clients refuse
+    it among the properties of a user. If `is_hidden`, the proxy refuses it from gRPC clients and
+    does not show it to them.
+    """
 
     name: str
     on_send: OnSend = OnSend.KEPT
@@ -147,7 +150,7 @@ _HIDDEN: Final = (
     LITE_TOPIC,
 )
 _SHOWN: Final = (SHARDING_KEY, CHECK_TIMES, CHECK_IMMUNITY, "INNER_NUM", "INNER_BASE")
-"""RocketMQ's proxy shows these to consumers, which may send on what they received."""
+"""RocketMQ's proxy shows these to consumers, so consumers may send them again in new messages."""
 RESERVED: Final[Mapping[str, Reserved]] = {
     it.name: it
     for it in (
@@ -187,18 +190,18 @@ RESERVED: Final[Mapping[str, Reserved]] = {
         ),
     )
 }
-"""By name."""
+"""All reserved properties by name."""
 
 
-def _named(*kinds: OnSend) -> frozenset[str]:
+def _names_of(*kinds: OnSend) -> frozenset[str]:
     return frozenset(it.name for it in RESERVED.values() if it.on_send in kinds)
 
 
-REMOVED_ON_SEND: Final = _named(_REMOVED)
-FILLED_ON_SEND: Final = _named(_FILLED)
-REFUSED_IN_BATCH: Final = _named(_OBEYED)
-ACTED_ON_SEND: Final = _named(_REMOVED, _FILLED, _OBEYED)
-"""The fast paths of a send hand a message that has one of these to the ordinary path."""
+REMOVED_ON_SEND: Final = _names_of(_REMOVED)
+FILLED_ON_SEND: Final = _names_of(_FILLED)
+REFUSED_IN_BATCH: Final = _names_of(_OBEYED)
+ACTED_ON_SEND: Final = _names_of(_REMOVED, _FILLED, _OBEYED)
+"""If a message has one of these, the fast paths of sending pass it to the general path."""
 COPIED: Final = frozenset(
     {
         SHARDING_KEY,
@@ -218,50 +221,61 @@ COPIED: Final = frozenset(
         "EXTEND_UNIQ_INFO",
     }
 )
-"""Reserved properties that a new message takes over from the stored one that it copies."""
+"""Reserved properties that a copy of a stored message keeps."""
 PREPARED_COPY_PROPERTIES: Final = (CHECK_TIMES, PREPARED_OFFSET)
 """Names that a broker writes into copies of a prepared message."""
 REFUSED_PROPERTIES: Final = frozenset(it.name for it in RESERVED.values() if it.is_refused)
-"""Names that our client refuses among the user's own properties."""
+"""Names that SluiceMQ's clients refuse among the properties of a user."""
 HIDDEN_PROPERTIES: Final = frozenset(it.name for it in RESERVED.values() if it.is_hidden)
-"""Names that gRPC clients neither send nor see among the user's own properties."""
+"""Names that gRPC clients can neither send nor see among the properties of a user."""
 
 
 def is_refused_property(name: str) -> bool:
-    """Return whether our client refuses `name` among the user's own properties: it is in
-    REFUSED_PROPERTIES or begins with TRANSIENT_PREFIX. Other names of the table RESERVED give
-    False."""
+    """Return whether SluiceMQ's clients refuse `name` among the properties of a user.
+
+    They refuse names in REFUSED_PROPERTIES and names with the prefix TRANSIENT_PREFIX. Other names
+    in RESERVED give False.
+    """
     return name in REFUSED_PROPERTIES or name.startswith(TRANSIENT_PREFIX)
 
 
 def is_copied(name: str) -> bool:
-    """Return whether a stored message that is written again as a new one keeps its property `name`.
-    That holds for names in COPIED, and for all that are not reserved and do not begin with
-    TRANSIENT_PREFIX."""
+    """Return whether a copy of a stored message keeps the property `name`.
+
+    It keeps the names in COPIED, and all names that are neither reserved nor have the prefix
+    TRANSIENT_PREFIX.
+    """
     if name in RESERVED:
         return name in COPIED
     return not name.startswith(TRANSIENT_PREFIX)
 
 
-def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties that our client lets users set (`is_refused_property` is False).
-    Names of RESERVED that it does not refuse, such as TIMER_OUT_MS, are among them."""
+def settable_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties that a user may set: those for which `is_refused_property` is False.
+
+    Names in RESERVED that clients do not refuse, such as TIMER_OUT_MS, are among them.
+    """
     return {name: text for name, text in properties.items() if not is_refused_property(name)}
 
 
 def remove_on_send(properties: dict[str, str], *, is_retry: bool = False) -> None:
     """Remove from `properties`, in place, the names that only a broker may write (REMOVED_ON_SEND).
-    `is_retry`: the message goes to a retry topic; then LANE stays, because a client of the group
-    may set it there."""
+
+    If `is_retry`, the message is for a retry topic, and LANE stays, because a client of the group
+    may set it there.
+    """
     for name in REMOVED_ON_SEND.intersection(properties):
         if name != LANE or not is_retry:
             del properties[name]
 
 
 def forget_origin(properties: dict[str, str], topic: str, group: str) -> None:
-    """Remove RETRY_TOPIC and ORIGIN_MESSAGE_ID from `properties`, in place, before `group` sends
-    back a message of `topic`. Keep them if `topic` is a dead-letter topic or the retry topic of
-    `group`, where only members of a group write."""
+    """Remove RETRY_TOPIC and ORIGIN_MESSAGE_ID from `properties`, in place, if not trusted.
+
+    Called before `group` sends back a message of `topic`. The properties are trusted, and stay, if
+    `topic` is a dead-letter topic or the retry topic of `group`, where only members of a group
+    write.
+    """
     if not topic.startswith(DLQ_PREFIX) and topic != RETRY_PREFIX + group:
         properties.pop(RETRY_TOPIC, None)
         properties.pop(ORIGIN_MESSAGE_ID, None)

@@ -1,9 +1,8 @@
-"""What a consumer wants to see, and the two-stage filter that decides it.
+"""Subscriptions, and the protocol of the filters that a broker makes of them.
 
-`MessageFilter` is the protocol of the broker's two stages: first the tag code that stands in the
-consume queue, then the properties in the commit log. The broker makes its filters from the
-subscriptions of its clients; an application cannot add another kind. Parsing of expressions is
-`sluicemq.filter`'s matter.
+A broker filters in two stages: first by the tag code in the consume queue, then by the properties
+in the commit log (`MessageFilter`). It makes the filters from the subscriptions of its clients, so
+an application cannot add another kind of filter. Expressions are parsed in `sluicemq.filter`.
 """
 
 from collections.abc import Mapping
@@ -21,8 +20,12 @@ ALL = "*"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Subscription:
-    """A topic with an expression. For tags `tags` and `codes` hold the parsed set; both are empty
-    for `*` (everything) and for SQL92. `version` is the client's time when it subscribed (ms)."""
+    """A topic and the filter expression of a consumer for it.
+
+    `kind` is TAG or SQL92. For tags, `tags` has the parsed tags and `codes` their tag codes. Both
+    are empty for `*`, which means all messages, and for SQL92. `version` is the time at which the
+    client subscribed, in milliseconds since 1970.
+    """
 
     topic: str
     expression: str = ALL
@@ -33,6 +36,7 @@ class Subscription:
 
     @property
     def is_everything(self) -> bool:
+        """Whether the subscription matches all messages."""
         return self.kind == TAG and self.expression == ALL
 
     def __repr__(self) -> str:
@@ -42,55 +46,67 @@ class Subscription:
 
 
 class MessageFilter(Protocol):
-    """Decides in two stages; a message is delivered when both say yes.
+    """A filter with two stages. A message matches if both stages accept it.
 
-    `tag_codes` is the exact set of codes the first stage accepts, or None when it is not a set:
-    with it the store scans a whole block at once. `reads_properties` is False when the second
-    stage always says yes: then the commit log is not read to decide. A filter that can also decide
-    on columns is a `ColumnFilter`.
+    A filter that can also evaluate columns is a `ColumnFilter` as well.
     """
 
     @property
-    def tag_codes(self) -> frozenset[int] | None: ...
+    def tag_codes(self) -> frozenset[int] | None:
+        """The tag codes that the first stage accepts, or None if they cannot be listed.
+
+        If there is a set, the store compares a whole block of tag codes at once.
+        """
+        ...
 
     @property
-    def reads_properties(self) -> bool: ...
+    def reads_properties(self) -> bool:
+        """Whether there is a second stage. If not, the commit log need not be read to decide."""
+        ...
 
     def by_consume_queue(self, tag_code: int) -> bool:
-        """Stage one, with the tag code alone: False rules the message out."""
+        """Return whether the first stage accepts a message with this tag code."""
         ...
 
     def by_commit_log(self, properties: Mapping[str, str]) -> bool:
-        """Stage two, asked when `reads_properties`: does the message match?"""
+        """Return whether the second stage accepts a message with these properties.
+
+        It is called only if `reads_properties`.
+        """
         ...
 
 
 class BlockFilter(Protocol):
-    """The second stage on a whole block of columns (`record.columns.ColumnBlock`) at once.
-
-    `names` are the properties it reads.
-    """
+    """The second stage of a filter for a whole block of columns (`record.columns.ColumnBlock`)."""
 
     @property
-    def names(self) -> frozenset[str]: ...
+    def names(self) -> frozenset[str]:
+        """The names of the properties that the filter reads."""
+        ...
 
     def verdicts(self, block: Any) -> "NDArray[np.uint8]":
-        """One a row: FALSE 0, TRUE 1, null 2, error 3, and 4: ask the record (`by_commit_log`)."""
+        """Return a verdict for each row of the block.
+
+        The values are 0 for FALSE, 1 for TRUE, 2 for null, 3 for an error, and 4 if the columns do
+        not decide, so that the record must be read (`by_commit_log`).
+        """
         ...
 
     def can_match(self, stats: Any) -> bool:
-        """False when no row of a block with these `record.columns.BlockStats` is TRUE."""
+        """Return False if no row of a block with these `record.columns.BlockStats` can be TRUE."""
         ...
 
 
 @runtime_checkable
 class ColumnFilter(Protocol):
-    """What a `MessageFilter` may have besides: with it the store scans by columns. Ask by
-    `isinstance`; `vectorised` gives exactly the messages that `by_commit_log` gives. `weight` is
-    the length of its expressions: what an evaluation takes grows with it."""
+    """A `MessageFilter` that can also evaluate columns. Test for it with `isinstance`."""
 
     @property
-    def weight(self) -> int: ...
+    def weight(self) -> int:
+        """The length of the filter's expressions. The time of an evaluation grows with it."""
+        ...
 
     @property
-    def vectorised(self) -> BlockFilter: ...
+    def vectorised(self) -> BlockFilter:
+        """The second stage for columns. It accepts the same messages as `by_commit_log`."""
+        ...

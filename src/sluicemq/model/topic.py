@@ -1,13 +1,14 @@
-"""Topics, consumer groups, queues and routes; and which member of a group reads which queues.
+"""Topics, consumer groups, queues and routes, and the strategies that distribute queues to members.
 
-Permissions are bits: 4 read, 2 write, 1 inherit (a topic that others may be created from).
+Permissions are bits: 4 read, 2 write, 1 inherit. A topic with the last one is a template from which
+brokers create other topics.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 
 PERM_PRIORITY = 8
 PERM_READ = 4
@@ -17,47 +18,60 @@ PERM_INHERIT = 1
 MASTER_ID = 0
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
+LMQ_PREFIX = "%LMQ%"
+"""The prefix of a light message queue, which has no topic (spec/store.md §3.1)."""
 DEFAULT_TOPIC = "TBW102"
+"""The topic that is the template of topics that are created by their first send."""
 DEFAULT_CLUSTER = "DefaultCluster"
 ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
-"""The name servers' namespace of strict order topics: topic -> `broker:queues;…`."""
+"""The name servers' namespace for strict order topics. It maps a topic to `broker:queues;…`."""
 TOPIC_LENGTH_MAX = 127
 RETRY_TOPIC_LENGTH_MAX = 255
 GROUP_LENGTH_MAX = 120
 MESSAGE_TYPE = "message.type"
 MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
-"""A topic's attribute and its values: which messages it is for. Only RocketMQ's proxy holds senders
-to it; brokers, ours too, take every message."""
+"""An attribute of topics and its values: the type of messages that may be sent to the topic.
+
+Proxies enforce it. Brokers, RocketMQ's and SluiceMQ's, accept messages of every type.
+"""
 MIXED = "MIXED"
-"""The value of a topic that takes all of them."""
+"""The value of `MESSAGE_TYPE` for a topic that accepts messages of all types."""
 QUEUE_TYPE = "queue.type"
 CLEANUP_POLICY = "cleanup.policy"
 COMPACTION = "COMPACTION"
 CONTRACT = "sluice.contract"
 CONTRACTS = ("compatible", "strict", "lanes")
-"""A group's attribute and its values: may members of the group want different messages?"""
+"""An attribute of groups and its values: what happens if members have different subscriptions. See
+`broker/consume/clients.py`."""
 
 
 POP_NORMAL, POP_RETRY, POP_RETRY_V2 = 0, 1, 2
-"""Of which kind a topic is for POP, by its name."""
+"""The kinds of topics that a group reads with POP: a user's topic, or a topic of messages that come
+again, named in RocketMQ's first or second form."""
 _POP_RETRY_SEPARATORS = "_", "+"
 
 
 def pop_retry_topic(group: str, topic: str, *, is_v2: bool) -> str:
-    """Where messages come again that the group has popped from the topic and not acknowledged."""
+    """Return the name of the retry topic for messages that a group popped and did not acknowledge.
+
+    The name is `%RETRY%group_topic`, or `%RETRY%group+topic` if `is_v2`.
+    """
     return f"{RETRY_PREFIX}{group}{_POP_RETRY_SEPARATORS[is_v2]}{topic}"
 
 
 def pop_kind(topic: str) -> int:
-    """Whether a topic is one of retries, and of which form."""
+    """Return POP_RETRY or POP_RETRY_V2 for a retry topic, by its name, else POP_NORMAL."""
     if not topic.startswith(RETRY_PREFIX):
         return POP_NORMAL
     return POP_RETRY_V2 if "+" in topic else POP_RETRY
 
 
 def pop_origin(topic: str, group: str) -> str:
-    """The topic whose messages come again in this retry topic of the group; any other is its own
-    origin. Names with `_` can be read in several ways, so the group has to be known."""
+    """Return the topic whose messages come again in `topic`, a retry topic of the group.
+
+    Return `topic` itself if it is not one. The group must be known, because a name with several `_`
+    could be split in several ways.
+    """
     for separator in _POP_RETRY_SEPARATORS:
         prefix = f"{RETRY_PREFIX}{group}{separator}"
         if topic.startswith(prefix):
@@ -66,12 +80,16 @@ def pop_origin(topic: str, group: str) -> str:
 
 
 def pop_topic(topic: str, group: str, kind: int) -> str:
-    """Of a topic, as a consumer names it, the one of this kind."""
+    """Return the topic of the given kind that belongs to the user's topic `topic` and the group."""
     return topic if kind == POP_NORMAL else pop_retry_topic(group, topic, is_v2=kind > POP_RETRY)
 
 
 class MessageQueue(NamedTuple):
-    """One queue of a topic on one broker. Sorts by topic, broker, queue id, as clients must."""
+    """One queue of a topic on one broker.
+
+    Queues sort by topic, broker and queue id. All clients must use this order, because each member
+    of a group computes by itself which queues it reads.
+    """
 
     topic: str
     broker: str
@@ -83,21 +101,21 @@ class MessageQueue(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class DataVersion:
-    """Which edition of a table this is; equal only when all three are."""
+    """The version of a table. Two versions are equal only if all three fields are."""
 
     counter: int = 0
     timestamp_ms: int = 0
     state_version: int = 0
 
-    def next(self, now_ms: int) -> "DataVersion":
-        """That of the table after a change."""
+    def incremented(self, now_ms: int) -> "DataVersion":
+        """Return the version of the table after a change at `now_ms`."""
         return DataVersion(self.counter + 1, now_ms, self.state_version)
 
 
-@helpful
+@with_hints
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """A topic as a broker keeps it."""
+    """The settings of a topic on one broker."""
 
     name: str
     read_queues: int = 8
@@ -112,14 +130,14 @@ class TopicConfig:
         queues = f"{self.read_queues} queues"
         if self.read_queues != self.write_queues:
             queues = f"{self.read_queues} queues to read, {self.write_queues} to write"
-        words = [queues, permission_name(self.perm), *["strict order"] * self.order]
-        return _told(self.name, words, self.attributes)
+        facts = [queues, permission_name(self.perm), *["strict order"] * self.order]
+        return _describe(self.name, facts, self.attributes)
 
 
-@helpful
+@with_hints
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """A consumer group as a broker keeps it."""
+    """The settings of a consumer group on one broker."""
 
     name: str
     consume_enable: bool = True
@@ -135,28 +153,29 @@ class GroupConfig:
     consume_timeout_minutes: int = 15
     attributes: Mapping[str, str] = field(default_factory=dict)
     retry_policy: Mapping[str, Any] | None = None
-    """RocketMQ's JSON of it; None is the standard one."""
+    """The retry policy as RocketMQ's JSON, or None for the default policy."""
 
     def __str__(self) -> str:
-        words = [f"{self.retry_times_max} retries"]
-        words += ["may not consume"] * (not self.consume_enable)
-        words += ["in order"] * self.consume_message_orderly
-        return _told(self.name, words, self.attributes)
+        facts = [f"{self.retry_times_max} retries"]
+        facts += ["may not consume"] * (not self.consume_enable)
+        facts += ["in order"] * self.consume_message_orderly
+        return _describe(self.name, facts, self.attributes)
 
 
 def permission_name(perm: int) -> str:
-    """Bits as text: `read+write`."""
+    """Return the bits of a permission as text, such as "read+write", or "none"."""
     names = [name for bit, name in ((4, "read"), (2, "write"), (1, "inherit")) if perm & bit]
     return "+".join(names) or "none"
 
 
-def _told(name: str, words: list[str], attributes: Mapping[str, str]) -> str:
-    return f"{name} ({', '.join([*words, *(f'{k}={v}' for k, v in attributes.items())])})"
+def _describe(name: str, facts: list[str], attributes: Mapping[str, str]) -> str:
+    shown_attributes = [f"{key}={value}" for key, value in attributes.items()]
+    return f"{name} ({', '.join([*facts, *shown_attributes])})"
 
 
 @dataclass(frozen=True, slots=True)
 class QueueData:
-    """How many queues of a topic one broker has."""
+    """The numbers of queues of a topic on one broker, with the permission of the topic there."""
 
     broker: str
     read_queues: int
@@ -167,7 +186,7 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True)
 class BrokerData:
-    """The addresses of one broker by id; 0 is the master."""
+    """The replicas of one broker name: their addresses by broker id. The master has id 0."""
 
     broker: str
     cluster: str
@@ -178,24 +197,28 @@ class BrokerData:
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """Where a topic lives. `order_topic_config` is `broker:queues;…` when strict order is set."""
+    """The brokers and queues of a topic.
+
+    `order_topic_config` is `broker:queues;…` if the topic has strict order, else None.
+    """
 
     brokers: tuple[BrokerData, ...]
     queues: tuple[QueueData, ...]
     order_topic_config: str | None = None
 
 
-# -------------------------------------------------------------------------- who reads which queues
+# ---------------------------------------------------------------------- distribution of queues
 #
-# By RocketMQ's two usual ways. Each member computes it for itself (`client.core.balance`), or the
-# broker for all (400); both have to come to the same.
+# RocketMQ's two usual strategies. Each member computes its own queues (`client.core.balance`), or
+# the broker computes them for all members (QUERY_ASSIGNMENT, 400). Both must have the same result.
 
 Strategy = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
-"""(client id, queues, members) -> the queues of that client. Pure: every member computes it."""
+"""A function (client id, queues, members) that returns the queues of that client. It must be pure,
+because every member computes it by itself."""
 
 
 def read_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
-    """The queues a consumer group shares, sorted as all clients sort them."""
+    """Return the readable queues of a topic, sorted as all clients sort them."""
     return sorted(
         MessageQueue(topic, data.broker, queue_id)
         for data in route.queues
@@ -207,9 +230,11 @@ def read_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
 def allocate_average(
     client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
 ) -> list[MessageQueue]:
-    """The queues of one member; [] when it is not a member, or there are more members than queues.
+    """Return the queues of one member: a consecutive part of the sorted queues.
 
-    `queues` and `members` may come in any order.
+    The parts differ by at most one queue. The result is empty if the client is not a member, or if
+    there are more members than queues and none is left for it. The order of `queues` and `members`
+    does not matter.
     """
     if client_id not in members or not queues:
         return []
@@ -223,7 +248,10 @@ def allocate_average(
 def allocate_circle(
     client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
 ) -> list[MessageQueue]:
-    """Dealt out like cards. Any order; [] for a stranger."""
+    """Return the queues of one member: every n-th of the sorted queues, for n members.
+
+    The result is empty if the client is not a member. The order of the arguments does not matter.
+    """
     if client_id not in members:
         return []
     return sorted(queues)[sorted(members).index(client_id) :: len(members)]

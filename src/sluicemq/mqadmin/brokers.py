@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from sluicemq.errors import SluiceError
-from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
+from sluicemq.model.system_names import is_group_topic
 from sluicemq.mqadmin import java
 from sluicemq.mqadmin.commands import Function, Given, Session, WrongFlagsError
 from sluicemq.wire import tables
@@ -256,7 +256,7 @@ def statistics(session: Session, given: Given) -> None:
         )
     )  # fmt: skip
     for topic in tables.hash_ordered(session.admin.topics()):
-        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) or given.get("topic", topic) != topic:
+        if is_group_topic(topic) or given.get("topic", topic) != topic:
             continue
         for line in _topic_statistics(session, topic, only_active="activeTopic" in given):
             session.say(line)

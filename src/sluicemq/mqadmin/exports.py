@@ -4,7 +4,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from sluicemq.errors import SluiceError
-from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
+from sluicemq.model.system_names import (
+    HALF_TOPIC,
+    SCHEDULE_TOPIC,
+    is_group_topic,
+    is_rocketmq_system_group,
+)
 from sluicemq.mqadmin import java
 from sluicemq.mqadmin.commands import TEMPORARY, Given, Session, WrongFlagsError
 from sluicemq.wire import tables
@@ -28,13 +33,6 @@ CHOSEN: Final = [
     "autoCreateTopicEnable",
     "autoCreateSubscriptionGroup",
 ]
-TOOL_GROUPS: Final = frozenset({
-    "TOOLS_CONSUMER", "SCHEDULE_CONSUMER", "FILTERSRV_CONSUMER", "__MONITOR_CONSUMER",
-    "SELF_TEST_C_GROUP", "SELF_TEST_CONSUMER_GROUP", "CLIENT_INNER_PRODUCER", "DEFAULT_CONSUMER",
-    "CID_ONSAPI_OWNER", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_PULL", "CID_ONS-HTTP-PROXY",
-    "SELF_TEST_P_GROUP",
-})  # fmt: skip
-SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
 def _save(session: Session, given: Given, name: str, value: object) -> None:
@@ -45,11 +43,11 @@ def _save(session: Session, given: Given, name: str, value: object) -> None:
 def _topics(session: Session, given: Given, address: str) -> dict[str, dict[str, Any]]:
     """Those of users; with -s their retry and dead-letter topics."""
     system = set(session.admin.system_topics(address))
-    left_out = () if "specialTopic" in given else (RETRY_PREFIX, DLQ_PREFIX)
+    with_group_topics = "specialTopic" in given
     return {
         name: tables.topic_object(config)
         for name, config in session.admin.topic_table(address).topics.items()
-        if name not in system and not name.startswith(left_out or ("\0",))
+        if name not in system and (with_group_topics or not is_group_topic(name))
     }
 
 
@@ -57,7 +55,7 @@ def _groups(session: Session, address: str) -> dict[str, dict[str, Any]]:
     return {
         name: tables.group_object(config)
         for name, config in session.admin.group_table(address).groups.items()
-        if name not in TOOL_GROUPS and not name.startswith(SYSTEM_GROUP_PREFIX)
+        if not is_rocketmq_system_group(name)
     }
 
 
@@ -152,7 +150,7 @@ def _quota(
     counts = session.admin.runtime(address)
     half, late = (
         session.admin.statistic_at(address, "TOPIC_PUT_NUMS", topic)
-        for topic in ("RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX")
+        for topic in (HALF_TOPIC, SCHEDULE_TOPIC)
     )
 
     def yesterday(way: str) -> int:

@@ -4,14 +4,13 @@ from typing import Final
 
 import orjson
 
-from sluicemq.client.core.directory import read_addresses
+from sluicemq.client.core.directory import find_read_addresses
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, read_text
+from sluicemq.model.system_names import is_group_topic
 from sluicemq.model.topic import (
-    DLQ_PREFIX,
     MASTER_ID,
     ORDER_TOPICS,
-    RETRY_PREFIX,
     TopicConfig,
     allocate_average,
     read_queues,
@@ -160,7 +159,7 @@ def topic_list(session: Session, given: Given) -> None:
     clusters = {broker: name for name, brokers in info.clusters.items() for broker in brokers}
     session.say("{:<20}  {:<48}  {:<48}".format("#Cluster Name", "#Topic", "#Consumer Group"))
     for name in names:
-        if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        if is_group_topic(name):
             continue
         cluster, groups = "", []
         try:
@@ -218,7 +217,7 @@ def topic_status(session: Session, given: Given) -> None:
 
 def topic_cluster_list(session: Session, given: Given) -> None:
     """The clusters that have it."""
-    names = set(read_addresses(session.admin.current_route(given["topic"])))
+    names = set(find_read_addresses(session.admin.current_route(given["topic"])))
     for cluster, brokers in session.admin.cluster_info().clusters.items():
         if names.intersection(brokers):
             session.say(cluster)

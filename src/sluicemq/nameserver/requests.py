@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, cast
 
-from sluicemq.acl.loading import Source
+from sluicemq.acl.loading import RuleSource
 from sluicemq.config import (
     Change,
     NameServerConfig,
@@ -36,8 +36,8 @@ from sluicemq.nameserver.routes import (
     reachable_address,
 )
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.openssl import server_contexts
-from sluicemq.net.work.background import Steps, run_first_step, run_now
+from sluicemq.net.openssl import load_server_context
+from sluicemq.net.work.background import WorkItem, run_first_step, run_now
 from sluicemq.wire import bodies, fastjson
 from sluicemq.wire import headers as h
 from sluicemq.wire.codes import RequestCode as Code
@@ -176,7 +176,7 @@ class Requests:
         found = self.begin(command, peer, now_ms)
         return found if isinstance(found, Command) else run_now(found)
 
-    def begin(self, command: Command, peer: Peer, now_ms: int) -> Command | Steps[Command]:
+    def begin(self, command: Command, peer: Peer, now_ms: int) -> Command | WorkItem[Command]:
         """Return the answer to a request, or the work that ends with it, where that may take long.
         A body that cannot be read, or a disk that does not write, is an answer too: code 1."""
         row = TABLE[command.code]
@@ -190,7 +190,7 @@ class Requests:
         return success() if found is None else found
 
     @staticmethod
-    def _finishing(steps: Steps[Command | None]) -> Steps[Command]:
+    def _finishing(steps: WorkItem[Command | None]) -> WorkItem[Command]:
         try:
             found = yield from steps
         except (ProtocolError, OSError) as error:
@@ -199,12 +199,12 @@ class Requests:
 
     # ------------------------------------------------------------------------------- brokers
 
-    def register_broker(self, header: h.RegisterBrokerRequest, call: Call) -> Steps[Command]:
+    def register_broker(self, header: h.RegisterBrokerRequest, call: Call) -> WorkItem[Command]:
         """103. A broker's topics are decoded in another thread and taken over in slices."""
         command, peer, _ = call
         decode = partial(
             _decode_registration, command, header, self.config.registration_bytes_max,
-            lambda: not peer.is_gone,
+            lambda: not peer.is_disconnected,
         )  # fmt: skip
         body = decode() if _is_brief(bytes(command.body)) else (yield decode)
         topics = cast(dict[str, TopicConfig], body.table.topics)  # of this registration alone
@@ -219,7 +219,7 @@ class Requests:
         call: Call,
         body: RegisterBody,
         topics: dict[str, TopicConfig],
-    ) -> Steps[Command]:
+    ) -> WorkItem[Command]:
         command, peer, now_ms = call
         known, timeout_ms = self.table.broker(header.broker), header.heartbeat_timeout_ms
         fields = command.fields or {}
@@ -257,7 +257,7 @@ class Requests:
             return success(encode_header(master))
         return success(encode_header(master), bodies.encode_kv_table(orders))
 
-    def unregister_broker(self, header: h.BrokerRequest, _call: Call) -> Steps[None]:
+    def unregister_broker(self, header: h.BrokerRequest, _call: Call) -> WorkItem[None]:
         yield from self.table.unregistering(header.cluster, header.broker, header.address)
         log.info("broker %s at %s unregisters", header.broker, header.address)
 
@@ -282,17 +282,19 @@ class Requests:
 
     def wipe_write_permission(
         self, header: h.WritePermissionRequest, _call: Call
-    ) -> Steps[Command]:
+    ) -> WorkItem[Command]:
         count = yield from self.table.wiping_write_permission(header.broker)
         log.info("write permission of broker %s taken from %d topics", header.broker, count)
         return success(encode_header(h.WritePermissionWipedResponse(topic_count=count)))
 
-    def add_write_permission(self, header: h.WritePermissionRequest, _call: Call) -> Steps[Command]:
+    def add_write_permission(
+        self, header: h.WritePermissionRequest, _call: Call
+    ) -> WorkItem[Command]:
         count = yield from self.table.adding_write_permission(header.broker)
         log.info("write permission of broker %s given to %d topics", header.broker, count)
         return success(encode_header(h.WritePermissionAddedResponse(topic_count=count)))
 
-    def cluster_info(self, _header: None, call: Call) -> Steps[Command]:
+    def cluster_info(self, _header: None, call: Call) -> WorkItem[Command]:
         """106: integer keys for every version."""
         brokers = {}
         for count, data in enumerate(self.table.brokers(), 1):
@@ -359,7 +361,9 @@ class Requests:
     def delete_topic(self, header: h.DeleteTopicInNameServerRequest, _call: Call) -> None:
         self.table.delete_topic(header.topic, header.cluster or None)
 
-    def topic_list(self, header: h.GetTopicsByClusterRequest | None, call: Call) -> Steps[Command]:
+    def topic_list(
+        self, header: h.GetTopicsByClusterRequest | None, call: Call
+    ) -> WorkItem[Command]:
         """206: all; 224: of a cluster; 311 to 313: with units, of which the broker knows."""
         config, table, code = self.config, self.table, call.command.code
         is_all = code == Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
@@ -437,10 +441,10 @@ class Requests:
             )
             config, path = change.at_next_start[Part.NAME_SERVER], self.config.config_path
             if change.pending:  # what the next start would stumble over
-                server_contexts(config)
+                load_server_context(config)
                 if config.acl_enable:
-                    source = Source.of(self._files, config)
-                    source.read(source.texts())
+                    source = RuleSource.from_config(self._files, config)
+                    source.load(source.read_files())
             if change.entries:
                 edited = edit_properties(read_text(self._files, path) or "", change.entries)
                 edit_text(self._files, path, edited)
@@ -460,7 +464,7 @@ class Row(NamedTuple):
     """Where a request goes, and its header."""
 
     header: type | None
-    handler: Callable[..., Command | Steps[Command | None] | None]
+    handler: Callable[..., Command | WorkItem[Command | None] | None]
 
 
 TABLE: Final[dict[int, Row]] = {

@@ -47,15 +47,16 @@ from typing import Final, NamedTuple, TypeVar
 
 from sluicemq.errors import ProtocolError
 from sluicemq.model.addresses import (
+    format_address,
     is_loopback,
     is_private,
+    is_same_address,
+    is_same_network,
     is_wildcard,
-    join,
     parse_address,
-    same_address,
-    same_network,
 )
 from sluicemq.model.ids import parse_host
+from sluicemq.model.system_names import SYNC_MEMBER_TOPIC_PREFIX
 from sluicemq.model.topic import (
     MASTER_ID,
     PERM_READ,
@@ -71,7 +72,6 @@ from sluicemq.wire.headers import RegisterBrokerResponse
 T = TypeVar("T")
 TIMEOUT_MS = 120_000
 """How long a broker that does not say otherwise may stay silent."""
-MEMBER_SYNC_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
 
 
 class Origin(NamedTuple):
@@ -87,10 +87,10 @@ class Origin(NamedTuple):
 
     @property
     def on_this_host(self) -> bool:
-        return is_loopback(self.source) or same_address(self.source, self.reached)
+        return is_loopback(self.source) or is_same_address(self.source, self.reached)
 
     def listens_at(self, address: str) -> bool:
-        return any(same_address(address, own) for own in self.interfaces)
+        return any(is_same_address(address, own) for own in self.interfaces)
 
 
 class Way(NamedTuple):
@@ -101,7 +101,7 @@ class Way(NamedTuple):
 
     @property
     def on_this_host(self) -> bool:
-        return is_loopback(self.remote) or same_address(self.remote, self.local)
+        return is_loopback(self.remote) or is_same_address(self.remote, self.local)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +355,7 @@ class RouteTable:
         With `acting_master` a slave stands in for a missing master where its broker allows it.
         """
         queues = self._topics.get(topic, {})
-        acting_master = acting_master and not topic.startswith(MEMBER_SYNC_PREFIX)
+        acting_master = acting_master and not topic.startswith(SYNC_MEMBER_TOPIC_PREFIX)
         known = sorted(name for name in queues if name in self._brokers)
         if not known:
             return None
@@ -526,9 +526,9 @@ def reachable_address(registered: str, origin: Origin | None, way: Way) -> tuple
     is_local = is_loopback(host.address) or is_wildcard(host.address)
     instead = _instead_of_local if is_local else _instead_of_foreign
     address, reason = instead(host.address, origin, way)
-    if same_address(address, host.address):
+    if is_same_address(address, host.address):
         return registered, ""
-    return join(str(parse_address(address) or address), host.port), reason
+    return format_address(str(parse_address(address) or address), host.port), reason
 
 
 def _instead_of_local(address: str, origin: Origin, way: Way) -> tuple[str, str]:
@@ -540,15 +540,15 @@ def _instead_of_local(address: str, origin: Origin, way: Way) -> tuple[str, str]
 
 
 def _instead_of_foreign(address: str, origin: Origin, way: Way) -> tuple[str, str]:
-    if parse_address(address) is None or same_network(address, way.remote):
+    if parse_address(address) is None or is_same_network(address, way.remote):
         return address, ""
     if origin.on_this_host:
         if origin.listens_at(way.local):
             return way.local, "the broker listens where the client reached the name server"
         return address, ""
-    if not is_private(address) or same_address(origin.source, way.remote):
+    if not is_private(address) or is_same_address(origin.source, way.remote):
         return address, ""
-    if same_network(origin.source, way.remote):
+    if is_same_network(origin.source, way.remote):
         return origin.source, "the broker's registration came from the client's own network"
     if origin.interfaces and not origin.listens_at(origin.source):
         return origin.source, "the broker is behind an address translation"

@@ -22,12 +22,12 @@ from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.model.addresses import is_loopback
 from sluicemq.nameserver.requests import TABLE, Requests
 from sluicemq.nameserver.routes import RouteTable, SmallestChanged, drained
-from sluicemq.net.accept import warn_of_protection
+from sluicemq.net.accept import log_protected_mode
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.net.limits import WEIGHT_MAX, WITH_MESSAGES, ServerLimits, Shares
-from sluicemq.net.network import SOCKETS, Network, secured
-from sluicemq.net.work.background import Background, in_executor
+from sluicemq.net.limits import CODES_WITH_MESSAGES, WORK_WEIGHT_MAX, FairScheduler, ServerLimits
+from sluicemq.net.network import SOCKET_NETWORK, Network, with_tls
+from sluicemq.net.work.background import Background, offload_to_executor
 from sluicemq.supervision import Supervisor
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
@@ -53,8 +53,8 @@ class NameServer:
         *,
         clock: Clock = SYSTEM_CLOCK,
         files: Files = SYSTEM_FILES,
-        network: Network = SOCKETS,
-        shares: Shares | None = None,
+        network: Network = SOCKET_NETWORK,
+        shares: FairScheduler | None = None,
     ) -> None:
         """Read the key-value configuration. `shares` are those of other servers on the same loop.
 
@@ -65,11 +65,11 @@ class NameServer:
         table = RouteTable(config.registered_topics_max)
         self.requests = Requests(config, files, table, self._now_ms())
         call_soon: CallSoon = lambda run: asyncio.get_running_loop().call_soon(run)  # noqa: E731
-        self._shares = shares or Shares(clock.monotonic_s, call_soon)
+        self._shares = shares or FairScheduler(clock.monotonic_s, call_soon)
         self._background = Background(clock, self._shares)
         self.requests.drop = lambda topics: self._background.run_in_background(drained(topics))
         self._decoder = ThreadPoolExecutor(1, "sluice-registrations")
-        self.guard = Guard.of(files, clock, config)
+        self.guard = Guard.from_config(files, clock, config)
         self.dispatcher = Dispatcher(
             {
                 **dict.fromkeys(
@@ -78,19 +78,19 @@ class NameServer:
                 RequestCode.SLUICE_ACCESS_STATUS: lambda _command, _peer: access_status(self.guard),
             },
             # One at a time of a connection: a hundred thousand topics may wait in each.
-            deferred=partial(self._background.run_request, weight=WEIGHT_MAX),
-            shares=self._shares,
-            before=None if self.guard is None else self.guard.before,
-            with_messages=WITH_MESSAGES,
+            handle_outcome=partial(self._background.run_request, weight=WORK_WEIGHT_MAX),
+            scheduler=self._shares,
+            authorize=None if self.guard is None else self.guard.refuse_command,
+            codes_with_messages=CODES_WITH_MESSAGES,
         )
-        network = secured(network, None, config)
+        network = with_tls(network, None, config)
         self._pool = ChannelPool(timeout_s=NOTIFY_S, clock=clock, connect=network.dial)
         self._notices: set[asyncio.Task[None]] = set()
         self.requests.table.on_smallest_changed = self._notify
         self._server = network.listener(
             self.dispatcher,
             on_disconnect=self.disconnected,
-            limits=ServerLimits.of(config),
+            limits=ServerLimits.from_config(config),
         )
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -105,7 +105,7 @@ class NameServer:
 
     async def start(self) -> None:
         """Listen. Raises ConfigurationError when the port is taken or access rules are wrong."""
-        self._background.offload = in_executor(self._decoder, computes=True)
+        self._background.offload = offload_to_executor(self._decoder, computes=True)
         self._background.call_later = asyncio.get_running_loop().call_later
         if self.guard is not None:
             self.guard.load()
@@ -114,7 +114,7 @@ class NameServer:
         config = self.requests.config
         await self._server.start(config.listen_address, [config.listen_port])
         log.info("name server listens at %s:%d", config.listen_address, self.port)
-        warn_of_protection(config)
+        log_protected_mode(config)
         self._warn_of_exposure()
         self._sweep()
 
@@ -161,10 +161,10 @@ class NameServer:
 
     def unhealthy(self) -> list[str]:
         """Why the process ought to be started anew. Any thread may ask."""
-        from sluicemq.net.wsgi import hanging  # noqa: PLC0415 - HTTP is for those who are probed
+        from sluicemq.net.wsgi import event_loop_problems  # noqa: PLC0415 - HTTP is for those who are probed
 
         still_ms = self._now_ms() - self._swept_ms - self.requests.config.scan_interval_ms
-        return hanging(still_ms / 1000)
+        return event_loop_problems(still_ms / 1000)
 
     def unready(self) -> list[str]:
         """Why clients are better served elsewhere for now. Any thread may ask."""
@@ -175,7 +175,7 @@ class NameServer:
         """A connection is gone, and with it the brokers that registered over it."""
         lost = self.requests.table.registered_by(peer)
         self._background.run_in_background(self.requests.table.forgetting(lost))
-        self._shares.forget(peer)
+        self._shares.remove(peer)
         for broker in () if self._closing else lost:
             log.warning(
                 "broker %s at %s is removed: its connection closed", broker.broker, broker.address
@@ -196,7 +196,7 @@ class NameServer:
         async def tell(address: str) -> None:
             with contextlib.suppress(SluiceError):
                 command = Command(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, fields)
-                (await self._pool.get(address)).oneway(command)
+                (await self._pool.get(address)).send_oneway(command)
 
         log.info("id %d at %s is the smallest now; telling %s", *change[:2], ", ".join(change.told))
         for address in change.told:
@@ -207,7 +207,7 @@ class NameServer:
     async def _look_at_rules(self) -> None:
         """Take up an edit of plain_acl.yml as a whole, between two requests."""
         if self.guard is not None:
-            self.guard.settle(await asyncio.to_thread(self.guard.look))
+            self.guard.apply_checked_files(await asyncio.to_thread(self.guard.check_files))
 
     def _sweep(self) -> None:
         interval_s = self.requests.config.scan_interval_ms / 1000

@@ -1,1 +1,1 @@
-"""The only sockets of the remoting protocol: servers, dialers, and the same frames in memory."""
+"""Connections of clients and servers: sockets, TLS, HTTP/2 and gRPC, and connections in memory."""

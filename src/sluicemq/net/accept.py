@@ -1,28 +1,30 @@
-"""Accepting connections, whatever is spoken on them: TLS, limits, sweeps, protected mode.
+"""Accepting connections, for any protocol: TLS, limits, sweeps and protected mode.
 
-    socket -> Accepted.data_received -> what is spoken there -> one write
+    socket -> AcceptedConnection.data_received -> the protocol of a subclass -> one write
 
-An `Accepted` is one connection; `server.Connection` speaks the remoting protocol on it. These bound
-it (and see `limits`):
+An `AcceptedConnection` is one connection. `server.Connection` speaks the remoting protocol on it,
+`http2.Http2Connection` speaks HTTP/2. Each connection has these limits (see also `limits`):
 
-- a budget of bytes a turn: above it reading pauses until the next iteration of the loop, so that
-  one greedy sender does not starve the rest (uvloop would read up to 8 MiB at once);
-- its write buffer: a client that does not read its answers is not read from either;
-- a share of the time: requests that are not quick wait for one of the next turns when this one has
-  had its budget, whichever connection used it (`limits.Shares`);
-- silence: after `idle_timeout_s` without a byte in either direction it is closed. A sweep counts;
-  there is no timer a connection;
-- time for a frame: one that is not whole `frame_timeout_s` after its first byte closes it, as do
-  unfinished frames of all connections together above `pending_bytes_max`;
-- neighbours: so many connections an address, loopback aside; and in all as many as the process has
-  descriptors for, beside its files (see `descriptors`).
+- Bytes for each iteration of the event loop. Above `BYTES_PER_ITERATION_MAX` reading pauses until
+  the next iteration, so that one greedy sender does not starve the others. (uvloop would read up to
+  8 MiB at once.)
+- Its write buffer. While a client does not read its responses, the server does not read its
+  requests.
+- Its share of time. When the budget of a scheduling round is used up, requests without a fast
+  handler wait for a later round, whichever connection used the budget (`limits.FairScheduler`).
+- Silence. After `idle_timeout_s` without a byte in either direction the connection is closed. A
+  periodic sweep over all connections counts, so that no connection needs a timer of its own.
+- Time for a frame. The connection is closed if a frame is not whole `frame_timeout_s` after its
+  first byte, or if the unfinished frames of all connections exceed `pending_bytes_max`.
+- The number of connections: of one address (loopback is exempt), and of the whole server as many as
+  the process has file descriptors beside those for its files (`files.descriptors`).
 
-Protected mode: a server that nobody has opened answers its own machine alone. Clients on other
-machines get an answer to every request, a sentence that names what to do, until the connection is
-closed for having asked too often. The reasons: design/0011.
+Protected mode: a server without configured access serves clients on its own machine only. Clients
+on other machines receive a response to every request that says how to open the server. After
+`limits.REFUSALS_MAX` requests their connection is closed. The reasons are in design/0011.
 
-TLS starts on the same ports (spec/remoting.md §1): with a `TlsAcceptor` a connection stands behind
-`FirstByte` until its first byte tells, see `openssl.py`.
+TLS starts on the same ports (spec/remoting.md §1). With a `TlsAcceptor`, a `TlsDetector` receives
+the first byte of a connection and decides whether it uses TLS (`openssl.py`).
 """
 
 import asyncio
@@ -37,399 +39,459 @@ from sluicemq.config.keys import ServerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import descriptors
 from sluicemq.model.addresses import is_loopback
-from sluicemq.net.dispatch import NOWHERE, Peer, host_of
+from sluicemq.net.dispatch import UNKNOWN_HOST, Peer, host_from_socket_name
 from sluicemq.net.limits import (
     AddressLimit,
-    Pending,
+    FairScheduler,
     ServerLimits,
-    Shares,
+    UnfinishedBytes,
 )
-from sluicemq.net.openssl import FirstByte, Inner, TlsAcceptor, TlsStream
+from sluicemq.net.openssl import TlsAcceptor, TlsDetector, TlsStream, UpgradableConnection
 
 log = logging.getLogger(__name__)
 
-Kept = Mapping[int, socket.socket]
-"""Listening sockets by port, for a server that starts where another one closes."""
+ListeningSockets = Mapping[int, socket.socket]
+"""Listening sockets by port, which a closing server leaves to the next one."""
 
-FIXES = (
-    "Set bindAddress (or --host) there, 0.0.0.0 for all addresses, to serve everybody who reaches "
-    "it; aclEnable = true to serve those who have an account; or sluiceProtectedMode = false"
+PROTECTED_MODE_FIX = (
+    "Set bindAddress (or --host) there, 0.0.0.0 for all addresses, to serve every client that can "
+    "reach it; aclEnable = true to serve clients that have an account; or "
+    "sluiceProtectedMode = false"
 )
-REFUSAL = (
-    "This server answers clients on its own machine alone (protected mode), because neither an "
-    f"address to listen at nor access control is configured. {FIXES}."
+PROTECTED_MODE_REFUSAL = (
+    "This server serves only clients on its own machine (protected mode), because neither an "
+    f"address to listen at nor access control is configured. {PROTECTED_MODE_FIX}."
 )
 
 
-def warn_of_protection(config: ServerConfig) -> None:
-    """Says at the start what refused clients will be told: nobody shall look for it in vain."""
+def log_protected_mode(config: ServerConfig) -> None:
+    """Log a warning if a server with this configuration is in protected mode."""
     if config.is_protected:
         log.warning(
-            "protected mode: only clients on this machine are served, others (in a container all "
-            "of outside) are refused. %s", FIXES.replace(" there", ""),
-        )  # fmt: skip
+            "protected mode: only clients on this machine are served, all others are refused "
+            "(in a container: all clients outside of it). %s",
+            PROTECTED_MODE_FIX.replace(" there", ""),
+        )
 
 
-def is_local(peer: Peer) -> bool:
-    """Is the other end on this machine? Who calls an address of its own comes from that."""
-    if peer.remote == NOWHERE:  # a Unix socket
+def is_on_this_machine(peer: Peer) -> bool:
+    """Return whether the client runs on this machine.
+
+    That is so if its address is a loopback address, equals the address at which it reached the
+    server, or is unknown (a Unix socket).
+    """
+    if peer.remote == UNKNOWN_HOST:
         return True
     return is_loopback(peer.remote.address) or peer.remote.address == peer.local.address
 
 
-TURN_BYTES_MAX: Final = 256 * 1024
+BYTES_PER_ITERATION_MAX: Final = 256 * 1024
 """One full read of uvloop (250 kB) or asyncio (256 KiB): about 600 sends of 128 B."""
 SWEEPS_PER_TIMEOUT: Final = 4
 CLOSE_TIMEOUT_S: Final = 1.0
-ANSWERS_S: Final = 1.0
-"""Time for the answers to requests before a broken frame, which ends its connection."""
+LAST_RESPONSES_S: Final = 1.0
+"""After a bad frame, the time in which requests before it may still be answered."""
 BACKLOG: Final = 1024
 """Connections that the system keeps until they are accepted."""
-ACCEPTED_A_TURN: Final = 16
+ACCEPTS_PER_ITERATION: Final = 16
 """Asyncio accepts at most as many connections in one iteration of its loop as the backlog that it
 is given, and each takes about 0.2 ms. So it is given this number, and the socket gets BACKLOG."""
 
 OnPeer = Callable[[Peer], None]
 
 
-class Accepted(Inner):
-    """One accepted socket."""
+class AcceptedConnection(UpgradableConnection):
+    """One accepted connection. A subclass implements the protocol that is spoken on it."""
 
     __slots__ = (
-        "_blocked", "_held", "_is_ending", "_is_trusted", "_loop", "_resting", "_server", "_shares",
-        "_transport", "_turn_bytes", "_waiting", "address", "frame_sweeps", "is_refused", "peer",
-    )  # fmt: skip
+        "_counted_as_trusted",
+        "_counted_bytes",
+        "_deferred_frames",
+        "_is_ending",
+        "_is_over_budget",
+        "_is_writing_paused",
+        "_iteration_bytes",
+        "_loop",
+        "_scheduler",
+        "_server",
+        "_transport",
+        "is_refused",
+        "peer",
+        "remote_address",
+        "sweeps_since_frame",
+    )
 
     def __init__(self, server: "Server") -> None:
         self._server = server
         self._loop = asyncio.get_running_loop()
-        self._shares = server.shares
-        self._waiting: bytes | None = None  # whole frames, for a later turn
-        self._turn_bytes = 0
-        self._resting = False  # over its budget until the next turn
-        self._blocked = False  # its answers do not leave
-        self._held = 0  # bytes that count as pending
-        self._is_ending = False  # refused, and not closed yet
-        self._is_trusted = False  # as what they count
-        self.frame_sweeps = 0  # since a frame became whole
+        self._scheduler = server.scheduler
+        self._deferred_frames: bytes | None = None  # whole frames that wait for a later round
+        self._iteration_bytes = 0  # received since reading paused last
+        self._is_over_budget = False  # reading pauses until the next iteration of the event loop
+        self._is_writing_paused = False  # the client does not read its responses
+        self._counted_bytes = 0  # how many bytes `server.unfinished` counts for this connection
+        self._counted_as_trusted = False  # and whether it counts them as those of a trusted client
+        self._is_ending = False  # it will be closed, and nothing more is read
+        self.sweeps_since_frame = 0
+        """The number of sweeps since a frame became whole, while the client lets one wait."""
         self.is_refused = False
-        """Protected mode: every request is refused, and says why."""
+        """Whether protected mode refuses every request of this connection."""
         self._transport: asyncio.Transport
-        self.address: str
-        """Of the other end itself, whomever it speaks for: it counts by that."""
+        self.remote_address: str
+        """The IP address of the other end, also if its requests are those of another client."""
         self.peer: Peer
 
-    # ------------------------------------------------------------------- what is spoken here
+    # --------------------------------------------------- what a subclass implements: the protocol
 
-    def _received(self, data: bytes) -> None:
-        """Bytes came in."""
+    def _handle_data(self, data: bytes) -> None:
+        """Handle bytes that the client sent."""
         raise NotImplementedError
 
-    def _serve(self, whole: bytes | None) -> None:
-        """Whole frames, and perhaps the begin of one."""
+    def _handle_frames(self, whole: bytes | None) -> None:
+        """Handle the whole frames at the start of `whole`, and keep the bytes after them."""
         raise NotImplementedError
 
     @property
     def unfinished_bytes(self) -> int:
-        """What is here of frames that are not whole."""
+        """The number of bytes that are kept of frames that are not whole."""
         raise NotImplementedError
 
-    # ------------------------------------------------------------------- what the socket tells
+    # ---------------------------------------------------------------------- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self._transport = transport  # type: ignore[assignment]
         self.peer = Peer(
             self._transport,
-            host_of(transport.get_extra_info("peername")),
-            host_of(transport.get_extra_info("sockname")),
+            host_from_socket_name(transport.get_extra_info("peername")),
+            host_from_socket_name(transport.get_extra_info("sockname")),
         )
-        self.address = self.peer.remote.address
+        self.remote_address = self.peer.remote.address
         if self._server.is_protected:
-            self.peer.is_trusted = is_local(self.peer)
+            self.peer.is_trusted = is_on_this_machine(self.peer)
             if not self.peer.is_trusted:
                 self.is_refused = True
-                self._server.complain(self.peer, REFUSAL, "refusing the requests of")
-        connected = transport.get_extra_info("socket")
-        number = -1 if connected is None else connected.fileno()
-        if connected is not None and connected.family != getattr(socket, "AF_UNIX", None):
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._server.log_once(self.peer, PROTECTED_MODE_REFUSAL, "refusing the requests of")
+        sock = transport.get_extra_info("socket")
+        descriptor = -1 if sock is None else sock.fileno()
+        if sock is not None and sock.family != getattr(socket, "AF_UNIX", None):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport.set_write_buffer_limits(high=self._server.write_buffer_bytes_max)
-        self._server.opened(self, number)
+        self._server.connection_opened(self, descriptor)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._hold(0)
-        self.peer.lost()
-        self._server.lost(self)
+        self._count_unfinished(0)
+        self.peer.connection_lost()
+        self._server.connection_closed(self)
 
     def data_received(self, data: bytes) -> None:
         peer = self.peer
         if peer.closed or self._is_ending:
             return
         peer.idle_sweeps = 0
-        self._turn_bytes += len(data)
-        if self._turn_bytes > TURN_BYTES_MAX:
-            self._turn_bytes = 0
-            if not self._resting:
-                self._resting = True
+        self._iteration_bytes += len(data)
+        if self._iteration_bytes > BYTES_PER_ITERATION_MAX:
+            self._iteration_bytes = 0
+            if not self._is_over_budget:
+                self._is_over_budget = True
                 self._transport.pause_reading()
-                self._loop.call_soon(self._rested)
-        if self._waiting is not None:
-            self._waiting += data
+                self._loop.call_soon(self._renew_budget)
+        if self._deferred_frames is not None:
+            self._deferred_frames += data
         else:
-            self._received(data)
+            self._handle_data(data)
 
     def pause_writing(self) -> None:
-        self._blocked = True
+        self._is_writing_paused = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._blocked = False
-        self._listen()
+        self._is_writing_paused = False
+        self._resume_reading()
 
-    def carry(self, carrier: TlsStream) -> None:
-        """Bytes go through TLS from now on."""
-        self._transport = carrier  # type: ignore[assignment]  # it has what is used here
-        self.peer.carry(carrier)
+    def set_transport(self, transport: TlsStream) -> None:
+        self._transport = transport  # type: ignore[assignment]  # it has the methods used here
+        self.peer.set_transport(transport)
 
-    # ------------------------------------------------------------------------- turns and bounds
+    # ------------------------------------------------------------------------ waiting and limits
 
-    def _wait(self, whole: bytes) -> None:
-        """These frames are served when it is this connection's turn again."""
-        self._waiting = whole
+    def _defer_frames(self, frames: bytes) -> None:
+        """Stop reading, and handle `frames` when the scheduler selects this connection."""
+        self._deferred_frames = frames
         self._transport.pause_reading()
-        self._shares.wait(self.peer, self._go_on)
+        self._scheduler.schedule_read(self.peer, self._handle_deferred_frames)
 
-    def _go_on(self) -> None:
-        whole, self._waiting = self._waiting, None
+    def _handle_deferred_frames(self) -> None:
+        frames, self._deferred_frames = self._deferred_frames, None
         if not self.peer.closed:
-            self._listen()
-            self._serve(whole)
+            self._resume_reading()
+            self._handle_frames(frames)
 
-    def _rested(self) -> None:
-        self._resting = False
-        self._listen()
+    def _renew_budget(self) -> None:
+        """Read again, in the next iteration of the event loop."""
+        self._is_over_budget = False
+        self._resume_reading()
 
-    def _listen(self) -> None:
-        is_kept = self._resting or self._blocked or self._is_ending or self._waiting is not None
-        if not is_kept and not self._transport.is_closing():
+    def _resume_reading(self) -> None:
+        """Read from the transport again, unless there is another reason not to."""
+        must_pause = (
+            self._is_over_budget
+            or self._is_writing_paused
+            or self._is_ending
+            or self._deferred_frames is not None
+        )
+        if not must_pause and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _hold(self, size: int) -> None:
-        """Of an unfinished frame so many bytes are here; too many end the connection."""
-        pending, more = self._server.pending, size - self._held
-        if self._is_trusted != self.peer.is_trusted:
-            self._is_trusted = self.peer.is_trusted
-            pending.trust(self._held)
-        self._held = size
-        if not pending.change(more, is_trusted=self._is_trusted) and not self.peer.closed:
-            self._server.complain(self.peer, "too many bytes of unfinished frames are waiting")
+    def _count_unfinished(self, size: int) -> None:
+        """Count `size` bytes of unfinished frames for this connection, instead of those before.
+
+        Close the connection at once if all connections of the server hold too many.
+        """
+        unfinished, added_bytes = self._server.unfinished, size - self._counted_bytes
+        if self._counted_as_trusted != self.peer.is_trusted:
+            self._counted_as_trusted = self.peer.is_trusted
+            unfinished.move_to_trusted(self._counted_bytes)
+        self._counted_bytes = size
+        has_room = unfinished.add(added_bytes, is_trusted=self._counted_as_trusted)
+        if not has_room and not self.peer.closed:
+            self._server.log_once(self.peer, "too many bytes of unfinished frames are waiting")
             self.abort()
 
     @property
-    def is_late(self) -> bool:
-        """Does a frame stay unfinished, and not because we do not read?"""
-        return self.unfinished_bytes > 0 and not self._blocked
+    def is_waiting_for_client(self) -> bool:
+        """Whether the client has sent a part of a frame and the server is ready for the rest."""
+        return self.unfinished_bytes > 0 and not self._is_writing_paused
 
-    def refuse(self, text: str) -> None:
-        """Log why, and close the connection."""
-        self._server.complain(self.peer, text)
+    # ----------------------------------------------------------------------------------- closing
+
+    def close_with_reason(self, reason: str) -> None:
+        """Log `reason`, and close the connection after sending what was written."""
+        self._server.log_once(self.peer, reason)
         self.peer.close()
 
-    def refuse_after_answers(self, text: str) -> None:
-        """Log why, read nothing more, and close the connection after ANSWERS_S: until then the
-        requests that came before may be answered."""
+    def close_after_responses(self, reason: str) -> None:
+        """Log `reason`, stop reading, and close the connection after LAST_RESPONSES_S.
+
+        Until then, responses to earlier requests may still be sent.
+        """
         if not self._is_ending:
             self._is_ending = True
-            self._server.complain(self.peer, text)
+            self._server.log_once(self.peer, reason)
             self._transport.pause_reading()
-            self._loop.call_later(ANSWERS_S, self.peer.close)
+            self._loop.call_later(LAST_RESPONSES_S, self.peer.close)
 
     def abort(self) -> None:
-        """Close at once; what was not sent is lost."""
+        """Close the connection at once. Bytes that were not sent yet are lost."""
         self.peer.closed = True
         self._transport.abort()
 
 
 class Server:
-    """Accepts connections on one or more ports, for what one protocol makes of them."""
+    """Accepts connections on one or more ports. A subclass decides which protocol they speak."""
 
     def __init__(
         self,
         limits: ServerLimits,
-        shares: Shares,
+        scheduler: FairScheduler,
         *,
         is_guarded: bool = False,
         on_disconnect: OnPeer | None = None,
         tls: TlsAcceptor | None = None,
     ) -> None:
-        """`is_guarded`: requests need rights. `tls`: None serves plain connections only."""
+        """Create a server; `start` opens its ports.
+
+        `scheduler` shares the time of the event loop between connections. `is_guarded` says that
+        access control decides about requests. `on_disconnect` is called with the peer of each
+        connection that has ended. `tls` serves TLS on the same ports; None serves plain
+        connections only.
+        """
         self.tls = tls
-        self.shares = shares
+        self.scheduler = scheduler
         self.write_buffer_bytes_max = limits.write_buffer_bytes_max
         self.is_protected = limits.is_protected
-        self.pending = Pending(
+        self.unfinished = UnfinishedBytes(
             limits.pending_bytes_max, is_guarded=is_guarded or limits.is_protected
         )
         self.ports: tuple[int, ...] = ()
-        self.kept: Kept = {}
-        """To be set before the start: it listens with these where it is to listen there."""
+        self.inherited_sockets: ListeningSockets = {}
+        """Sockets of an earlier server, by port. Set it before `start`, which listens with the
+        socket of a port instead of opening a new one."""
         self._on_disconnect = on_disconnect
         self._addresses = AddressLimit(limits.connections_per_address_max)
         self._sweep_s = min(limits.idle_timeout_s, limits.frame_timeout_s) / SWEEPS_PER_TIMEOUT
         self._idle_sweeps_max = math.ceil(limits.idle_timeout_s / self._sweep_s)
         self._frame_sweeps_max = math.ceil(limits.frame_timeout_s / self._sweep_s)
         self._connections_max = limits.connections_max
-        self._connections: dict[Peer, Accepted] = {}
+        self._connections: dict[Peer, AcceptedConnection] = {}
         self._listeners: list[asyncio.Server] = []
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._complained: set[tuple[str, str]] = set()
-        self._gone = asyncio.Event()
-        self._closing = False
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._logged: set[tuple[str, str]] = set()
+        self._all_disconnected = asyncio.Event()
+        self._is_closing = False
 
-    def _accepted(self) -> Accepted:
-        """A connection that is about to be made."""
+    def _new_connection(self) -> AcceptedConnection:
+        """Return the protocol object for a connection that is being accepted."""
         raise NotImplementedError
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """Everyone who is connected."""
+        """The peers of all open connections."""
         return tuple(self._connections)
 
     @property
-    def connections(self) -> tuple[Accepted, ...]:
-        """Theirs."""
+    def connections(self) -> tuple[AcceptedConnection, ...]:
+        """All open connections."""
         return tuple(self._connections.values())
 
-    def keep(self) -> Kept:
-        """Its listening sockets once more: they stay open when this server closes, and connections
-        wait for the next one that starts with them."""
-        sockets = [one.dup() for listener in self._listeners for one in listener.sockets]
-        return {one.getsockname()[1]: one for one in sockets}
+    def duplicate_sockets(self) -> ListeningSockets:
+        """Return duplicates of the listening sockets, by port.
+
+        They stay open when this server closes. Connections that clients open meanwhile wait for
+        the next server that starts with them as `inherited_sockets`.
+        """
+        sockets = [sock.dup() for listener in self._listeners for sock in listener.sockets]
+        return {sock.getsockname()[1]: sock for sock in sockets}
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
-        """Listen on every port; 0 means a free one (see `ports` afterwards).
+        """Listen on every port in `ports`; afterwards `self.ports` has their numbers.
 
-        Raises ConfigurationError when a port cannot be had, or a certificate cannot be used; then
-        none is open.
+        Port 0 stands for a free port. `host` None or "" means all addresses. Raise
+        ConfigurationError if a port cannot be opened or a certificate cannot be used; then no port
+        is open.
         """
         loop, tls = asyncio.get_running_loop(), self.tls
-        accept: Callable[[], asyncio.Protocol] = self._accepted
+        make_protocol: Callable[[], asyncio.Protocol] = self._new_connection
         if tls is not None:
-            tls.open()
-            accept = lambda: FirstByte(self._accepted(), tls)  # noqa: E731
-        found: list[int] = []
+            tls.start()
+            make_protocol = lambda: TlsDetector(self._new_connection(), tls)  # noqa: E731 - one use
+        opened_ports: list[int] = []
         for port in ports:
             try:
-                kept = self.kept.get(port)
+                inherited = self.inherited_sockets.get(port)
                 where: dict[str, Any] = {"host": host or None, "port": port}
-                if kept is not None:
-                    where = {"sock": kept}
-                listener = await loop.create_server(accept, **where, backlog=ACCEPTED_A_TURN)
-                for one in listener.sockets:
-                    with one.dup() as listening:
-                        listening.listen(BACKLOG)
+                if inherited is not None:
+                    where = {"sock": inherited}
+                listener = await loop.create_server(
+                    make_protocol, **where, backlog=ACCEPTS_PER_ITERATION
+                )
+                for sock in listener.sockets:
+                    with sock.dup() as duplicate:
+                        duplicate.listen(BACKLOG)
             except OSError as error:
                 await self.close()
-                raise _cannot_listen(host, port, error) from error
+                raise _listen_error(host, port, error) from error
             self._listeners.append(listener)
-            found.append(listener.sockets[0].getsockname()[1])
-        self.ports = tuple(found)
-        self._sweeper = loop.call_later(self._sweep_s, self._sweep)
+            opened_ports.append(listener.sockets[0].getsockname()[1])
+        self.ports = tuple(opened_ports)
+        self._sweep_timer = loop.call_later(self._sweep_s, self._sweep)
 
     async def close(self) -> None:
-        """Stop listening, close every connection; returns when all are closed."""
-        self._closing = True
+        """Stop listening, close every connection, and wait until all are closed.
+
+        Connections whose clients do not read what was written to them are aborted after
+        CLOSE_TIMEOUT_S.
+        """
+        self._is_closing = True
         if self.tls is not None:
             self.tls.close()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+            self._sweep_timer = None
         self.stop_listening()
         listeners, self._listeners = self._listeners, []
         for peer in self.peers:
             peer.close()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self.gone()
-        except TimeoutError:  # clients that do not take what was written to them
+                await self.wait_disconnected()
+        except TimeoutError:
             for connection in self.connections:
                 connection.abort()
-            await self.gone()
+            await self.wait_disconnected()
         for listener in listeners:
             await listener.wait_closed()
 
-    async def gone(self) -> None:
-        """Returns when all connections are closed."""
-        self._gone.clear()
+    async def wait_disconnected(self) -> None:
+        """Wait until no connection is open."""
+        self._all_disconnected.clear()
         if self._connections:
-            await self._gone.wait()
+            await self._all_disconnected.wait()
 
     def stop_listening(self) -> None:
-        """Accept no connection any more."""
+        """Accept no further connections. Open connections go on."""
         for listener in self._listeners:
             listener.close()
 
-    # ------------------------------------------------------------------ told by connections
+    # -------------------------------------------------------------------- called by connections
 
-    def opened(self, connection: Accepted, number: int) -> None:
-        """A connection was accepted, its descriptor is `number`; one too many or too late is
-        closed at once."""
+    def connection_opened(self, connection: AcceptedConnection, descriptor: int) -> None:
+        """Add an accepted connection, or abort it if it exceeds a limit or the server is closing.
+
+        `descriptor` is the file descriptor of its socket, -1 if it is unknown.
+        """
         excess = ""
-        if number >= descriptors.sockets_end():
-            excess = descriptors.shortage()
+        if descriptor >= descriptors.socket_descriptor_end():
+            excess = descriptors.shortage_text()
         elif len(self._connections) >= self._connections_max:
             excess = f"there are {self._connections_max} connections, which is the limit"
-        elif not self._closing and not self._addresses.enter(connection.address):
-            excess = f"it is more than the {self._addresses.max} that one address may have"
-        if self._closing or excess:
-            if not self._closing:
-                self.complain(connection.peer, excess)
+        elif not self._is_closing and not self._addresses.acquire(connection.remote_address):
+            excess = f"it exceeds the {self._addresses.count_max} that one address may have"
+        if self._is_closing or excess:
+            if not self._is_closing:
+                self.log_once(connection.peer, excess)
             connection.abort()
             return
         self._connections[connection.peer] = connection
 
-    def lost(self, connection: Accepted) -> None:
-        """A connection is gone."""
+    def connection_closed(self, connection: AcceptedConnection) -> None:
+        """Remove a connection that has ended, and call `on_disconnect` with its peer."""
         if self._connections.pop(connection.peer, None) is None:
-            return  # it was one too many
-        self._addresses.leave(connection.address)
+            return  # `connection_opened` had aborted it
+        self._addresses.release(connection.remote_address)
         if self._on_disconnect is not None:
             self._on_disconnect(connection.peer)
         if not self._connections:
-            self._gone.set()
+            self._all_disconnected.set()
 
-    def complain(self, peer: Peer, text: str, what: str = "closing the connection of") -> None:
-        """Log why a connection is not served: once for each kind and address."""
-        key = (peer.remote.address, text[:40])
-        if key not in self._complained and len(self._complained) < 1024:
-            self._complained.add(key)
-            log.warning("%s %s: %s", what, peer.remote, text)
+    def log_once(self, peer: Peer, reason: str, action: str = "closing the connection of") -> None:
+        """Log `action`, the client and `reason`, once for each client address and kind of reason.
+
+        Reasons are of the same kind if their first 40 characters are equal.
+        """
+        key = (peer.remote.address, reason[:40])
+        if key not in self._logged and len(self._logged) < 1024:
+            self._logged.add(key)
+            log.warning("%s %s: %s", action, peer.remote, reason)
 
     def _sweep(self) -> None:
+        """Abort the connections that were silent, or left a frame unfinished, for too long."""
         for peer, connection in tuple(self._connections.items()):
             peer.idle_sweeps += 1
-            connection.frame_sweeps = connection.frame_sweeps + 1 if connection.is_late else 0
+            connection.sweeps_since_frame = (
+                connection.sweeps_since_frame + 1 if connection.is_waiting_for_client else 0
+            )
             if peer.idle_sweeps > self._idle_sweeps_max:
-                log.info("closing the connection of %s: silent for too long", peer.remote)
+                log.info("closing the connection of %s: it was silent for too long", peer.remote)
                 connection.abort()
-            elif connection.frame_sweeps > self._frame_sweeps_max:
-                self.complain(peer, "a frame of it does not become whole")
+            elif connection.sweeps_since_frame > self._frame_sweeps_max:
+                self.log_once(peer, "it left a frame unfinished for too long")
                 connection.abort()
         loop = asyncio.get_running_loop()
-        self._sweeper = loop.call_later(self._sweep_s, self._sweep)
+        self._sweep_timer = loop.call_later(self._sweep_s, self._sweep)
 
 
-def _cannot_listen(host: str | None, port: int, error: OSError) -> ConfigurationError:
+def _listen_error(host: str | None, port: int, error: OSError) -> ConfigurationError:
+    """Return the error that explains why the server cannot listen on `port`."""
     where = f"{host or '*'}:{port}"
     if error.errno == errno.EADDRINUSE:
         return ConfigurationError(
-            f"Port {port} is in use already ({where}).",
+            f"Port {port} is already in use ({where}).",
             fix="Stop the other process, or configure another port.",
         )
     if error.errno == errno.EACCES:
         return ConfigurationError(
-            f"Port {port} needs rights that this process does not have ({where}).",
+            f"This process is not permitted to listen on port {port} ({where}).",
             fix="Configure a port above 1023.",
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):

@@ -1,9 +1,10 @@
-"""One blocking connection, for scripts and Spark executors: no thread, no loop.
+"""A blocking connection of the remoting protocol, without threads and without an event loop.
 
-Bulk answers are megabytes. `receive` reads the socket straight into one buffer that grows to the
-largest frame and is used again; the body is a memoryview into it, so that the kernel's copy is the
-only one. A body is therefore valid until the next `receive` only. At most `READ_AHEAD_BYTES` of the
-following frame are read with a frame; they are moved to the front of the buffer.
+Scripts and Spark executors use it. The responses to bulk pulls have megabytes. `receive` reads from
+the socket straight into one buffer, which grows to the largest frame and is reused, and the body of
+a response is a memoryview of that buffer. So the only copy is the kernel's, and a body is valid
+only until the next `receive`. Up to `READ_AHEAD_BYTES` of the next frame are read together with a
+frame, and are moved to the front of the buffer when that is necessary.
 """
 
 import socket
@@ -16,34 +17,41 @@ from sluicemq.net.tls import TLS_HINT, Tls
 from sluicemq.wire.frames import FLAG_ONEWAY, Command, check_total, decode, encode, encode_start
 
 READ_AHEAD_BYTES: Final = 64 * 1024
-"""Small answers come many at a time; of a big one's successor no more than this is moved."""
+"""Reading ahead fetches many small responses at once; of a large one only this much is moved."""
 LARGE_BODY_BYTES: Final = 64 * 1024
-"""Such a body is not copied behind its header, but sent behind it."""
-_MORE: Final = getattr(socket, "MSG_MORE", 0)
+"""A body of at least this size is sent after its header, without copying both together."""
+_MSG_MORE: Final = getattr(socket, "MSG_MORE", 0)
 _TOTAL: Final = struct.Struct(">I")
 
 
 class BlockingChannel:
-    """A connection for one thread at a time. `timeout_s` bounds connecting and every wait.
+    """A blocking connection to a server, for one thread at a time.
 
-    Raises ConnectionLostError and RequestTimeoutError; after either the channel is closed.
+    `timeout_s`, in seconds, limits connecting and every wait for the socket. Every method raises
+    ConnectionLostError or RequestTimeoutError if the connection fails; the channel is then closed.
     """
 
     def __init__(self, address: str, timeout_s: float = 5.0, tls: Tls | None = None) -> None:
+        """Connect to `address`, which is `host:port`. Without `tls` the connection is plain.
+
+        Raise ProtocolError if `address` is malformed, and ConfigurationError if the files of `tls`
+        cannot be used.
+        """
         self.address = address
         self._is_tls = tls is not None
-        self._is_heard = False
+        self._has_received = False
         self.timeout_s = timeout_s
         self.closed = False
         self._opaque = 0
         self._buffer = bytearray(READ_AHEAD_BYTES)
-        self._start = 0  # of the next frame in the buffer
+        # The bytes from `_start` to `_filled` are received and not consumed yet.
+        self._start = 0
         self._filled = 0
         host = parse_host(address)
         try:
             self._socket = socket.create_connection((host.address, host.port), timeout_s)
         except OSError as error:
-            raise self._failed(error, "connecting to", is_made=False) from error
+            raise self._failure("connecting to", error, is_connected=False) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is None:
             return
@@ -56,21 +64,25 @@ class BlockingChannel:
             )
         except OSError as error:
             plain.close()
-            raise self._failed(error, "shaking hands with") from error
+            raise self._failure("TLS handshake with", error) from error
         except BaseException:
             self.close()
             raise
 
     def call(self, command: Command) -> Command:
-        """A request and its answer; the body is valid until the next call."""
+        """Send a request, wait for its response, and return it.
+
+        Set the opaque of `command`. Responses to other requests are dropped. The body of the
+        response is valid until the next call.
+        """
         self.send(command)
-        answer = self.receive()
-        while answer.opaque != command.opaque:
-            answer = self.receive()
-        return answer
+        response = self.receive()
+        while response.opaque != command.opaque:
+            response = self.receive()
+        return response
 
     def send(self, command: Command) -> None:
-        """Send a request; it gets its opaque here. With the one-way flag nothing comes back."""
+        """Send a request without waiting for its response. Set its opaque."""
         self._check_open()
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF
         command.opaque = self._opaque
@@ -79,18 +91,22 @@ class BlockingChannel:
             if len(command.body) < LARGE_BODY_BYTES or self._is_tls:
                 self._socket.sendall(encode(command))
             else:
-                self._socket.sendall(encode_start(command), _MORE)
+                self._socket.sendall(encode_start(command), _MSG_MORE)
                 self._socket.sendall(command.body)
         except OSError as error:
-            raise self._failed(error, "sending to") from error
+            raise self._failure("sending to", error) from error
 
-    def oneway(self, command: Command) -> None:
-        """A request without an answer."""
+    def send_oneway(self, command: Command) -> None:
+        """Send a request that has no response. Set its one-way flag and opaque."""
         command.flag |= FLAG_ONEWAY
         self.send(command)
 
     def receive(self) -> Command:
-        """The next answer. Requests of the server are passed over: nothing here serves them."""
+        """Wait for the next response and return it. Its body is valid until the next call.
+
+        Requests of the server are dropped, because a blocking channel cannot serve them. Raise
+        ProtocolError if the server sends a bad frame; the channel is then closed.
+        """
         self._check_open()
         command = self._receive_frame()
         while not command.is_response:
@@ -98,7 +114,7 @@ class BlockingChannel:
         return command
 
     def close(self) -> None:
-        """Close; the last body stays readable."""
+        """Close the connection. The body of the last response stays valid."""
         self.closed = True
         if hasattr(self, "_socket"):
             self._socket.close()
@@ -114,20 +130,22 @@ class BlockingChannel:
             start = self._start + 4
             command = decode(memoryview(self._buffer)[start : start + total])
         except OSError as error:
-            raise self._failed(error, "waiting for") from error
+            raise self._failure("waiting for", error) from error
         except BaseException:
-            self.close()  # the stream is lost: a bad frame, or an interrupt between two reads
+            # After a bad frame, or an interrupt between two reads, the position in the stream of
+            # frames is unknown.
+            self.close()
             raise
         self._start += 4 + total
         return command
 
     def _fill(self, size: int) -> None:
-        """Have `size` bytes from `_start` on in the buffer."""
+        """Read until the buffer holds `size` bytes from `_start` on. Move or grow it if needed."""
         if self._filled - self._start >= size:
             return
         if self._start == self._filled:
             self._start = self._filled = 0
-        if self._start + size > len(self._buffer):  # the buffer begins with the rest afterwards
+        if self._start + size > len(self._buffer):  # move the rest to the front of the buffer
             rest = bytes(memoryview(self._buffer)[self._start : self._filled])
             if size > len(self._buffer):
                 self._buffer = bytearray(max(size + READ_AHEAD_BYTES, 2 * len(self._buffer)))
@@ -139,29 +157,35 @@ class BlockingChannel:
             count = self._socket.recv_into(view[self._filled :])
             if not count:
                 raise ConnectionResetError("the server closed the connection")
-            self._is_heard = True
+            self._has_received = True
             self._filled += count
 
     def _check_open(self) -> None:
         if self.closed:
             raise ConnectionLostError(f"The connection to {self.address} is closed.")
 
-    def _failed(
-        self, error: OSError, doing: str, *, is_made: bool = True
+    def _failure(
+        self, activity: str, error: OSError, *, is_connected: bool = True
     ) -> ConnectionLostError | RequestTimeoutError:
+        """Close the channel, and return the error that says that `activity` failed by `error`.
+
+        `activity` precedes the address, for example "sending to". `is_connected` says that the TCP
+        connection was made.
+        """
         self.close()
         if isinstance(error, TimeoutError):
             return RequestTimeoutError(
-                f"{doing} {self.address} took longer than {self.timeout_s:g} s.",
-                fix="Is the server overloaded, or the network slow?",
+                f"{activity} {self.address} took longer than {self.timeout_s:g} s.",
+                fix="Check whether the server is overloaded or the network is slow.",
             )
-        if self._is_tls and is_made and not self._is_heard:
-            from sluicemq.net.openssl import tls_failed  # noqa: PLC0415 - rare
+        if self._is_tls and is_connected and not self._has_received:
+            from sluicemq.net.openssl import tls_connection_error  # noqa: PLC0415 - rare
 
-            return tls_failed(self.address, error)
-        hint = f" {TLS_HINT}" if is_made and not (self._is_heard or self._is_tls) else ""
+            return tls_connection_error(self.address, error)
+        may_need_tls = is_connected and not (self._has_received or self._is_tls)
+        hint = f" {TLS_HINT}" if may_need_tls else ""
         return ConnectionLostError(
-            f"{doing} {self.address} failed: {error.strerror or error}.",
+            f"{activity} {self.address} failed: {error.strerror or error}.",
             fix=f"Check host and port, and that the server runs.{hint}",
         )
 

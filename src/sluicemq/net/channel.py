@@ -1,13 +1,14 @@
-"""The calling side of the remoting protocol, for asyncio.
+"""Client connections of the remoting protocol, for asyncio.
 
-A `Channel` is one connection: any number of calls travel at once and are matched by opaque. Frames
-that are sent in one turn of the loop leave in one write. A call that times out gives up its opaque;
-an answer that comes later is dropped. When the connection breaks, every call learns it. One timer
-watches all calls of a channel: a timer for each costs a tenth of a send.
+A `Channel` is one connection. Any number of calls can be in flight on it; responses are matched by
+opaque. Frames that are sent in one iteration of the event loop leave in one write. When a call
+times out, its opaque is forgotten, and a response that arrives later is dropped. When the
+connection breaks, every open call fails. One timer watches the deadlines of all calls of a channel,
+because a timer for each call would cost a tenth of a send.
 
-`ChannelPool` holds one channel an address; who asks while it is being opened waits for the same
-one. After a failure the next attempts wait longer and longer (0.1 s to 5 s), so that a dead broker
-is not dialled in a tight loop.
+`ChannelPool` keeps one channel for each address. While it is being opened, all callers wait for the
+same one. After a failure further attempts are delayed by 0.1 s to 5 s, doubling each time, so that
+an unreachable broker is not dialed in a tight loop.
 """
 
 import asyncio
@@ -27,14 +28,14 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.model.ids import Host, parse_host
-from sluicemq.net.dispatch import Carrier, host_of
+from sluicemq.net.dispatch import Transport, host_from_socket_name
 from sluicemq.net.tls import TLS_HINT, Tls
 from sluicemq.wire.frames import FLAG_ONEWAY, FLAG_RESPONSE, Command, FrameReader, encode_start
 
 log = logging.getLogger(__name__)
 
 OnRequest = Callable[[Command, "Channel"], Command | None]
-"""What a server asks of us: the answer, or None when there is none."""
+"""Called with each request of the server. Return the response, or None to send none now."""
 OnClose = Callable[["Channel"], None]
 
 DIAL_TIMEOUT_S: Final = 3.0
@@ -43,23 +44,26 @@ BACK_OFF_MAX_S: Final = 5.0
 WRITE_BUFFER_BYTES_MAX: Final = 4 * 1024 * 1024
 TLS_SHUTDOWN_S: Final = 0.5
 EXPIRE_GAP_S: Final = 0.005
-"""At least so long from one look at the deadlines to the next."""
+"""The least time between two checks of the deadlines."""
 EXPIRE_SLACK_S: Final = 0.001
-"""Timers of some loops fire up to so much early."""
+"""The timers of some event loops fire up to this much early."""
 
 
 _Call = tuple[asyncio.Future[Command], int, float, float]
-"""A call that waits for its answer: its code, the seconds it may take, and until when on the loop's
-clock. A plain tuple: there is one for each message that is sent."""
+"""An open call: the future of its response, its request code, its timeout in seconds, and its
+deadline on the clock of the event loop. A plain tuple, because one is made for each message sent,
+and because the compiled engine reads it."""
 
 
-_settle: Final[Callable[[bytes, dict[int, _Call]], int] | None] = (
+_settle_sends: Final[Callable[[bytes, dict[int, _Call]], int] | None] = (
     None if engine.client is None else engine.client.settle
 )
+"""Completes the calls of plain sends whose responses `data` begins with, and returns where the
+first other frame begins. None without the compiled engine."""
 
 
 class Channel:
-    """One connection to a server. Use it in the loop that opened it."""
+    """One connection to a server. It must be used in the event loop that opened it."""
 
     def __init__(
         self,
@@ -68,140 +72,177 @@ class Channel:
         on_request: OnRequest | None = None,
         on_close: OnClose | None = None,
     ) -> None:
+        """Create a channel that is not connected; `dial` makes a connected one.
+
+        `address` is shown in errors. `on_request` is called with each request of the server and
+        must not block; without it these requests are ignored. `on_close` is called once, when the
+        connection is gone.
+        """
         self.address = address
         self.closed: bool = False
         self.local: Host | None = None
         self._on_request = on_request
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
-        self._carrier: Carrier | None = None
+        self._transport: Transport | None = None
         self._reader = FrameReader()
         self._calls: dict[int, _Call] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._look_at_s = math.inf
+        self._next_expiry_s = math.inf  # for when the timer is set
         self._opaque = 0
         self._outgoing: list[bytes | memoryview] = []
         self._can_write = True
-        self._held: list[tuple[asyncio.Future[Command], bytes, bytes | memoryview]] = []
-        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._unwritten: list[tuple[asyncio.Future[Command], bytes, bytes | memoryview]] = []
+        """Calls that began while the transport had paused writing: future, frame start, body."""
+        self._disconnected: asyncio.Future[None] = self._loop.create_future()
         self.is_tls = False
-        self._is_heard = False
+        self._has_received = False
 
-    # --------------------------------------------------------------------------- what users do
+    # ---------------------------------------------------------------------------- for its users
 
     async def call(self, command: Command, timeout_s: float) -> Command:
-        """A request and its answer, whatever its code; `command` gets its opaque here.
+        """Send a request, wait for its response, and return it, whatever its response code.
 
-        Raises ConnectionLostError, RequestTimeoutError, ProtocolError (a frame above the limit).
+        Set the opaque of `command`. Raise ConnectionLostError if the connection is closed or
+        breaks, RequestTimeoutError after `timeout_s`, and ProtocolError if the request exceeds the
+        size of a frame.
         """
         try:
-            return await self.begin(command, timeout_s)
+            return await self.start_call(command, timeout_s)
         finally:
             self._calls.pop(command.opaque, None)
 
-    def begin(self, command: Command, timeout_s: float) -> asyncio.Future[Command]:
-        """The same for who has a task already: the answer to come. HOT.
+    # Called for each message sent: keep it cheap.
+    def start_call(self, command: Command, timeout_s: float) -> asyncio.Future[Command]:
+        """Send a request and return the future of its response, without waiting.
 
-        A call that is given up is forgotten when its answer comes, or at its deadline.
+        The future gets the errors that `call` raises after sending; ProtocolError, and
+        ConnectionLostError for a closed channel, are raised here. If the caller cancels the future,
+        the call is forgotten when its response arrives, or at its deadline.
         """
         if self.closed:
-            raise self._is_closed()
+            raise self._closed_error()
         loop = self._loop
         opaque = self._opaque = command.opaque = (self._opaque + 1) & 0x7FFFFFFF
         start = encode_start(command)
         future: asyncio.Future[Command] = loop.create_future()
         deadline_s = loop.time() + timeout_s
         self._calls[opaque] = future, command.code, timeout_s, deadline_s
-        if deadline_s < self._look_at_s:
-            self._look_at(deadline_s)
+        if deadline_s < self._next_expiry_s:
+            self._expire_at(deadline_s)
         if self._can_write:
             if not self._outgoing:
                 loop.call_soon(self._flush)
             self._outgoing += (start, command.body)
-        else:  # the server takes no bytes now
-            self._held.append((future, start, command.body))
+        else:
+            self._unwritten.append((future, start, command.body))
         return future
 
-    def oneway(self, command: Command) -> None:
-        """A request without an answer. Raises ConnectionLostError when the channel is closed."""
+    def send_oneway(self, command: Command) -> None:
+        """Send a request that has no response. Set its one-way flag and opaque.
+
+        Raise ConnectionLostError if the channel is closed, and ProtocolError if the request exceeds
+        the size of a frame.
+        """
         command.flag |= FLAG_ONEWAY
         self._opaque = command.opaque = (self._opaque + 1) & 0x7FFFFFFF
         self._send(command)
 
+    def send_response(self, opaque: int, response: Command) -> None:
+        """Respond to the server's request with this opaque, for which `on_request` returned None.
+
+        Do nothing if the connection is closed.
+        """
+        if not self.closed:
+            response.opaque = opaque
+            response.flag |= FLAG_RESPONSE
+            self._send(response)
+
     async def close(self) -> None:
-        """Close; returns when the connection is gone. Open calls get ConnectionLostError."""
+        """Close the connection and wait until it is gone, at most 1 s.
+
+        Open calls fail with ConnectionLostError.
+        """
         self._flush()
         self.closed = True
-        if self._carrier is not None:
-            self._carrier.close()
-            await asyncio.wait([self._gone], timeout=1.0)
-        self.disconnected(None)
+        if self._transport is not None:
+            self._transport.close()
+            await asyncio.wait([self._disconnected], timeout=1.0)
+        self.connection_lost(None)
 
     # -------------------------------------------------------------------------------- sending
 
     def _send(self, command: Command) -> None:
         if self.closed:
-            raise self._is_closed()
+            raise self._closed_error()
         self._write(encode_start(command), command.body)
 
     def _write(self, start: bytes, body: bytes | memoryview) -> None:
+        """Write a frame, given as its start and its body, with all others of this iteration."""
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing += (start, body)
 
-    def _is_closed(self) -> ConnectionLostError:
+    def _closed_error(self) -> ConnectionLostError:
         return ConnectionLostError(f"The connection to {self.address} is closed.")
 
     def _flush(self) -> None:
-        pieces, self._outgoing = self._outgoing, []
-        if pieces and not self.closed and self._carrier is not None:
-            self._carrier.write(b"".join(pieces))
+        buffers, self._outgoing = self._outgoing, []
+        if buffers and not self.closed and self._transport is not None:
+            self._transport.write(b"".join(buffers))
 
-    def _look_at(self, time_s: float) -> None:
+    # ------------------------------------------------------------------------------- deadlines
+
+    def _expire_at(self, time_s: float) -> None:
+        """Check the deadlines at `time_s` on the loop's clock, instead of when planned before."""
         if self._timer is not None:
             self._timer.cancel()
-        self._look_at_s = time_s
+        self._next_expiry_s = time_s
         self._timer = self._loop.call_at(time_s, self._expire)
 
     def _expire(self) -> None:
-        """Ends the calls whose time is over, and looks again at the next deadline."""
+        """Fail the calls whose deadline has passed, and set the timer for the next deadline."""
         now_s = self._loop.time()
         earliest_s = math.inf
-        over: list[int] = []
+        expired: list[int] = []
         for opaque, (future, code, timeout_s, deadline_s) in self._calls.items():
             if deadline_s > now_s + EXPIRE_SLACK_S:
                 earliest_s = min(earliest_s, deadline_s)
                 continue
-            over.append(opaque)
+            expired.append(opaque)
             if not future.done():
-                late = RequestTimeoutError(
-                    f"{self.address} did not answer request {code} within {timeout_s:g} s.",
-                    fix="Is the server overloaded, or the network slow?",
+                error = RequestTimeoutError(
+                    f"{self.address} did not respond to request {code} within {timeout_s:g} s.",
+                    fix="Check whether the server is overloaded or the network is slow.",
                 )
-                future.set_exception(late)
-        for opaque in over:
+                future.set_exception(error)
+        for opaque in expired:
             del self._calls[opaque]
-        self._timer, self._look_at_s = None, math.inf
+        self._timer, self._next_expiry_s = None, math.inf
         if earliest_s < math.inf:
-            self._look_at(max(earliest_s, now_s + EXPIRE_GAP_S))
+            self._expire_at(max(earliest_s, now_s + EXPIRE_GAP_S))
 
-    # ------------------------------------------------------------------- what the carrier tells
+    # --------------------------------------------------------------- called by the transport
 
-    def connected(self, carrier: Carrier, local: Host) -> None:
-        """The connection is there."""
-        self._carrier = carrier
+    def connection_made(self, transport: Transport, local: Host) -> None:
+        """Send through `transport` from now on. `local` is the address of this end."""
+        self._transport = transport
         self.local = local
 
-    def received(self, data: bytes) -> None:
-        """Bytes came in."""
-        self._is_heard = True
+    def data_received(self, data: bytes) -> None:
+        """Complete the calls whose responses are in `data`, and handle requests of the server.
+
+        Bytes that do not follow the protocol close the connection.
+        """
+        self._has_received = True
         try:
-            commands = self._reader.feed(data if _settle is None else self._settled(data))
+            rest = data if _settle_sends is None else self._settle_sends(data)
+            commands = self._reader.feed(rest)
         except ProtocolError as error:
             log.warning("closing the connection to %s: %s", self.address, error)
-            self.disconnected(error)
-            if self._carrier is not None:
-                self._carrier.close()
+            self.connection_lost(error)
+            if self._transport is not None:
+                self._transport.close()
             return
         for command in commands:
             if command.flag & FLAG_RESPONSE:
@@ -209,95 +250,95 @@ class Channel:
                 if call is not None and not call[0].done():
                     call[0].set_result(command)
                 continue
-            answer: Command | None = None
-            try:  # the handler must not block; an error of it is logged, not fatal
+            response: Command | None = None
+            try:  # an error of the handler must not end the connection
                 if self._on_request is not None:
-                    answer = self._on_request(command, self)
+                    response = self._on_request(command, self)
             except Exception:
-                log.exception("request %d of %s failed here", command.code, self.address)
-            if answer is not None and not command.is_oneway:
-                self.answer(command.opaque, answer)
+                log.exception("handling request %d of %s failed", command.code, self.address)
+            if response is not None and not command.is_oneway:
+                self.send_response(command.opaque, response)
 
-    def _settled(self, data: bytes) -> bytes:
-        """What is left when the engine has handed out the plain answers. HOT."""
-        assert _settle is not None
+    def _settle_sends(self, data: bytes) -> bytes:
+        """Let the compiled engine complete calls of plain sends; return the bytes it left."""
+        assert _settle_sends is not None
         whole = self._reader.add(data)
-        return whole[_settle(whole, self._calls) :] if whole else b""
+        return whole[_settle_sends(whole, self._calls) :] if whole else b""
 
-    def answer(self, opaque: int, answer: Command) -> None:
-        """The answer to a request of the server that `on_request` left for later; dropped when the
-        connection is gone."""
-        if not self.closed:
-            answer.opaque = opaque
-            answer.flag |= FLAG_RESPONSE
-            self._send(answer)
+    def set_writing_paused(self, is_paused: bool) -> None:
+        """Keep further calls back while the transport has paused writing, and send them afterwards.
 
-    def paused(self, is_paused: bool) -> None:
-        """The server does not take bytes (or does again)."""
+        Calls that were cancelled or timed out meanwhile are not sent.
+        """
         self._can_write = not is_paused
         if not is_paused:
-            for future, start, body in self._held:
+            for future, start, body in self._unwritten:
                 if not future.done():
                     self._write(start, body)
-            self._held.clear()
+            self._unwritten.clear()
 
-    def disconnected(self, error: Exception | None) -> None:
-        """The connection is gone: every call learns it. A second time does nothing."""
+    def connection_lost(self, error: Exception | None) -> None:
+        """Close the channel and fail every open call, because the connection is gone.
+
+        `error` says why, if it is known. Further calls of this method do nothing.
+        """
         self.closed = True
-        self._held.clear()
+        self._unwritten.clear()
         calls, self._calls = self._calls, {}
         for future, *_ in calls.values():
             if not future.done():
-                future.set_exception(self._lost(error))
+                future.set_exception(self._lost_error(error))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._gone.done():
-            self._gone.set_result(None)
+        if not self._disconnected.done():
+            self._disconnected.set_result(None)
             if self._on_close is not None:
                 self._on_close(self)
 
-    def _lost(self, error: Exception | None) -> ConnectionLostError:
+    def _lost_error(self, error: Exception | None) -> ConnectionLostError:
+        """Return the error of a call that was open when the connection broke by `error`."""
         if self.is_tls and error is not None:
-            from sluicemq.net.openssl import is_tls_error, tls_failed  # noqa: PLC0415 - rare
+            from sluicemq.net.openssl import is_tls_error, tls_connection_error  # noqa: PLC0415 - rare
 
             if is_tls_error(error):
-                return tls_failed(self.address, error)
+                return tls_connection_error(self.address, error)
         why = f": {error}" if error is not None else ""
         fix = "The request may have been carried out."
         return ConnectionLostError(
-            f"The connection to {self.address} closed before the answer came{why}.",
-            fix=fix if self._is_heard or self.is_tls else f"{fix} {TLS_HINT}",
+            f"The connection to {self.address} closed before the response arrived{why}.",
+            fix=fix if self._has_received or self.is_tls else f"{fix} {TLS_HINT}",
         )
 
     def __repr__(self) -> str:
         return f"<channel {self.address}{' closed' if self.closed else ''}>"
 
 
-class _Socket(asyncio.Protocol):
-    """Carries a channel over a socket."""
+class _ChannelProtocol(asyncio.Protocol):
+    """The asyncio protocol that connects a channel with a socket's transport."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
     def connection_made(self, transport: Any) -> None:
-        connected = transport.get_extra_info("socket")
-        if connected is not None:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
-        self._channel.connected(transport, host_of(transport.get_extra_info("sockname")))
+        local = host_from_socket_name(transport.get_extra_info("sockname"))
+        self._channel.connection_made(transport, local)
 
     def data_received(self, data: bytes) -> None:
-        self._channel.received(data)
+        self._channel.data_received(data)
 
     def pause_writing(self) -> None:
-        self._channel.paused(True)
+        self._channel.set_writing_paused(True)
 
     def resume_writing(self) -> None:
-        self._channel.paused(False)
+        self._channel.set_writing_paused(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._channel.disconnected(exc)
+        self._channel.connection_lost(exc)
 
 
 async def dial(
@@ -308,22 +349,30 @@ async def dial(
     on_close: OnClose | None = None,
     tls: Tls | None = None,
 ) -> Channel:
-    """Connect to `host:port`. Raises ConnectionLostError, RequestTimeoutError, ProtocolError;
-    ConfigurationError when the files of `tls` cannot be used."""
+    """Connect to `address`, which is `host:port`, and return the channel.
+
+    `on_request` and `on_close` are those of `Channel`. Without `tls` the connection is plain. Raise
+    ConnectionLostError if the connection or the TLS handshake fails, RequestTimeoutError after
+    `timeout_s`, ProtocolError if `address` is malformed, and ConfigurationError if the files of
+    `tls` cannot be used.
+    """
     channel = Channel(address, on_request=on_request, on_close=on_close)
     channel.is_tls = tls is not None
-    await connect(address, lambda: _Socket(channel), timeout_s=timeout_s, tls=tls)
+    await connect_protocol(address, lambda: _ChannelProtocol(channel), timeout_s=timeout_s, tls=tls)
     return channel
 
 
-async def connect(
+async def connect_protocol(
     address: str,
-    protocol: Callable[[], asyncio.Protocol],
+    make_protocol: Callable[[], asyncio.Protocol],
     *,
     timeout_s: float = DIAL_TIMEOUT_S,
     tls: Tls | None = None,
 ) -> None:
-    """Connect a protocol to `host:port`. Raises as `dial`."""
+    """Connect the protocol that `make_protocol` returns to `address`, which is `host:port`.
+
+    Raise the errors of `dial`.
+    """
     host = parse_host(address)
     options: dict[str, Any] = {}
     if tls is not None:
@@ -338,32 +387,32 @@ async def connect(
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.get_running_loop().create_connection(
-                protocol, host.address, host.port, **options
+                make_protocol, host.address, host.port, **options
             )
     except TimeoutError as error:
         raise RequestTimeoutError(
             f"{address} did not accept a connection within {timeout_s:g} s.",
-            fix="Check host and port, and that no firewall is between.",
+            fix="Check host and port, and that no firewall blocks the connection.",
         ) from error
     except OSError as error:
-        raise cannot_connect(address, error, is_tls=tls is not None) from error
+        raise _connect_error(address, error, is_tls=tls is not None) from error
 
 
-def cannot_connect(address: str, error: OSError, *, is_tls: bool = False) -> ConnectionLostError:
-    """What a failed connect, or handshake, says."""
+def _connect_error(address: str, error: OSError, *, is_tls: bool = False) -> ConnectionLostError:
+    """Return the error that explains why connecting to `address`, or its handshake, failed."""
     if is_tls and not isinstance(error, ConnectionRefusedError):
-        from sluicemq.net.openssl import is_tls_error, tls_failed  # noqa: PLC0415 - rare
+        from sluicemq.net.openssl import is_tls_error, tls_connection_error  # noqa: PLC0415 - rare
 
         if is_tls_error(error) or isinstance(error, ConnectionError):
-            return tls_failed(address, error)
+            return tls_connection_error(address, error)
     return ConnectionLostError(
         f"Cannot connect to {address}: {error.strerror or error}.",
         fix="Check host and port, and that the server runs.",
     )
 
 
-class Dial(Protocol):
-    """How a pool connects: `dial`, or that of another network."""
+class Dialer(Protocol):
+    """The function by which clients connect: `dial`, or that of another network."""
 
     async def __call__(
         self,
@@ -376,7 +425,7 @@ class Dial(Protocol):
 
 
 class ChannelPool:
-    """One channel an address, opened when first asked for and again after a loss."""
+    """One channel for each address. It is opened on first use, and again after it was lost."""
 
     def __init__(
         self,
@@ -385,38 +434,47 @@ class ChannelPool:
         on_request: OnRequest | None = None,
         on_close: OnClose | None = None,
         clock: Clock = SYSTEM_CLOCK,
-        connect: Dial | None = None,
+        connect: Dialer | None = None,
     ) -> None:
-        """`connect`: None is `dial`."""
+        """Create an empty pool.
+
+        `timeout_s` limits each attempt to connect. `on_request` and `on_close` are those of every
+        channel. `clock` measures the delay after a failure. `connect` opens channels; None means
+        `dial`.
+        """
         self._connect = connect
         self._timeout_s = timeout_s
         self._on_request = on_request
         self._on_close = on_close
         self._clock = clock
         self.channels: dict[str, Channel] = {}
-        """By address; one that is closed is no use."""
-        self._opening: dict[str, asyncio.Lock] = {}
+        """The newest channel to each address; it may be closed."""
+        self._locks: dict[str, asyncio.Lock] = {}
         self._failures: dict[str, tuple[float, float, SluiceError]] = {}
+        """By address: when to try again (on the monotonic clock), the delay, and the error."""
         self._closed = False
 
     async def get(self, address: str) -> Channel:
-        """The channel to `address`, which is opened for it.
+        """Return the channel to `address`, and open it first if there is none.
 
-        Raises ConnectionLostError, RequestTimeoutError; within the back-off after a failure at
-        once, with that failure. Raises ClosedError after `close`.
+        Raise ConnectionLostError or RequestTimeoutError if it cannot be opened. During the delay
+        after a failure, raise the same failure without a new attempt. Raise ClosedError after
+        `close`.
         """
         channel = self.channels.get(address)
         if channel is not None and not channel.closed:
             return channel
-        async with self._opening.setdefault(address, asyncio.Lock()):
+        async with self._locks.setdefault(address, asyncio.Lock()):
             if self._closed:
                 raise ClosedError("The connections are closed.", fix="Make a new client.")
             channel = self.channels.get(address)
             if channel is not None and not channel.closed:
                 return channel
             failure = self._failures.get(address)
-            if failure is not None and self._clock.monotonic_s() < failure[0]:
-                raise type(failure[2])(f"{failure[2].fact}.", fix=failure[2].fix)
+            if failure is not None:
+                retry_s, _, earlier = failure
+                if self._clock.monotonic_s() < retry_s:
+                    raise type(earlier)(f"{earlier.fact}.", fix=earlier.fix)
             try:
                 channel = await (self._connect or dial)(
                     address,
@@ -425,18 +483,18 @@ class ChannelPool:
                     on_close=self._on_close,
                 )
             except (ConnectionLostError, RequestTimeoutError) as error:
-                pause_s = min(failure[1] * 2, BACK_OFF_MAX_S) if failure else BACK_OFF_MIN_S
-                self._failures[address] = (self._clock.monotonic_s() + pause_s, pause_s, error)
+                delay_s = min(failure[1] * 2, BACK_OFF_MAX_S) if failure else BACK_OFF_MIN_S
+                self._failures[address] = (self._clock.monotonic_s() + delay_s, delay_s, error)
                 raise
             self._failures.pop(address, None)
-            if self._closed:  # by now
+            if self._closed:  # the pool was closed while the channel was opened
                 await channel.close()  # type: ignore[unreachable]
                 raise ClosedError("The connections are closed.", fix="Make a new client.")
             self.channels[address] = channel
             return channel
 
     async def close(self) -> None:
-        """Close all channels; returns when they are gone."""
+        """Close all channels and wait until they are gone. The pool opens no channel afterwards."""
         self._closed = True
         channels, self.channels = self.channels, {}
         for channel in channels.values():

@@ -1,29 +1,28 @@
-"""From bytes to handlers to bytes: the seam `feed(data, peer) -> (used, answers)`.
+"""Decode request frames, call their handlers, and encode the responses.
 
-One call handles every whole frame in `data`: decode, look up the handler by request code, collect
-the answers, join them once. No task, no future, no await; a compiled twin can take this place.
+`Dispatcher.handle_frames(data, peer)` is the boundary between a transport and the requests: it
+handles every whole frame in `data` and returns the number of bytes used and the encoded responses.
+It creates no task and no future and awaits nothing, so the compiled engine can replace parts of it.
 
-A handler is `(command, peer) -> outcome`:
+A handler is a function `(command, peer) -> outcome`. The outcome is one of:
 
-    bytes     an encoded frame, answered now
-    Command   answered now, after the dispatcher filled in opaque and flag
-    None      no answer (now or ever)
-    others    handed to `deferred(outcome, command, peer)`, which answers later by `peer.write`
+    bytes     an encoded frame, which is sent now
+    Command   a response, which is completed (opaque, response flag), encoded and sent now
+    None      no response
+    other     a value for `handle_outcome(outcome, command, peer)`, which responds later with
+              `peer.write`
 
-Before that, a request code may have a *quick* handler: `(header, body, peer) -> taken`. It gets the
-header's JSON values as they are (nothing is checked, a field may be of any type) and says False for
-whatever is not plain; then the request goes the usual way. When it takes a request it returns the
-answer, to be joined with others, or True and sees to it at the end of the turn. An exception of it
-is a bug like that of any handler: only a header that cannot be decoded falls back to the usual way.
-The compiled engine's `run` stands before both: of a chunk it takes as many frames as are plain.
+A request code may also have a fast handler `(header, body, peer) -> bool | bytes`. It is tried
+first. Its `header` contains the JSON values of the frame without any check: a field may be missing
+or of any type. A fast handler returns False for every request that is not of the common form, and
+the request then takes the general path. Otherwise it returns the encoded response, or True if it
+responds itself after the group commit. The compiled engine (`run_engine`) is tried before both: it
+handles the frames at the start of a chunk that are of the common form.
 
-What goes wrong stays in its frame: an exception becomes an answer with a code and a remark, and is
-logged once for each kind; a one-way request gets none. Only bytes that are not the protocol raise
-ProtocolError: the connection has to be closed. Frames before the bad one are answered first.
-
-A `Peer` is one connection as a handler sees it, whatever carries it. `labels` is free for handlers
-(who it is, which groups it belongs to). `write` takes whole frames in any order; `ask` sends a
-request to the client, whose answer carries its opaque and the response flag (spec/remoting.md §4).
+An error affects only its own frame. An exception becomes a response with a code and a remark (a
+one-way request gets none), and is logged once for each request code and exception type. Only bytes
+that do not follow the protocol raise ProtocolError. The connection must then be closed; frames
+before the bad one are answered first.
 """
 
 import logging
@@ -38,10 +37,10 @@ from sluicemq.errors import ProtocolError, RequestError, SluiceError, StoreFullE
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.net.limits import (
     HEADER_BYTES_MAX,
-    HEADER_PLAIN_BYTES,
-    NOBODY_WAITS,
-    REFUSED_MAX,
-    Shares,
+    HEADER_UNCHECKED_BYTES,
+    NULL_SCHEDULER,
+    REFUSALS_MAX,
+    FairScheduler,
     check_header,
     check_request,
 )
@@ -64,149 +63,186 @@ from sluicemq.wire.frames import (
 
 log = logging.getLogger(__name__)
 
-NOWHERE: Final = Host("0.0.0.0", 0)
-"""An address that is not known."""
+UNKNOWN_HOST: Final = Host("0.0.0.0", 0)
+"""The host of a connection whose address is unknown, for example of a Unix socket."""
 _TCP_INFO: Final = getattr(socket, "TCP_INFO", None)
-_ENDED: Final = (7, 8)
-"""Linux's TCP_CLOSE and TCP_CLOSE_WAIT, the first byte of `struct tcp_info`."""
-_IPV4_IN_IPV6: Final = "::ffff:"
+_TCP_CLOSED_STATES: Final = (7, 8)
+"""TCP_CLOSE and TCP_CLOSE_WAIT of Linux, as the first byte of `struct tcp_info` contains them."""
+_IPV4_MAPPED_PREFIX: Final = "::ffff:"
 
 
-class Carrier(Protocol):
-    """What carries the bytes: the part of asyncio's transports that is needed here."""
+class Transport(Protocol):
+    """The methods of asyncio's transports that every transport of a `Peer` or `Channel` has."""
 
     def write(self, data: bytes, /) -> None: ...
 
     def close(self) -> None: ...
 
 
-def host_of(name: Any) -> Host:
-    """A socket name as a host: IPv4 that came in over an IPv6 socket is IPv4."""
+def host_from_socket_name(name: Any) -> Host:
+    """Return the address and port of `name`, a value of `getsockname()` or `getpeername()`.
+
+    An IPv4-mapped IPv6 address becomes an IPv4 address, and a scope id is removed. Return
+    UNKNOWN_HOST if `name` is not a tuple of address and port.
+    """
     if not isinstance(name, tuple) or len(name) < 2:
-        return NOWHERE
+        return UNKNOWN_HOST
     address = str(name[0]).partition("%")[0]
-    return Host(address.removeprefix(_IPV4_IN_IPV6), int(name[1]))
+    return Host(address.removeprefix(_IPV4_MAPPED_PREFIX), int(name[1]))
 
 
 class Peer:
-    """One accepted connection.
+    """The client at the other end of one accepted connection, as request handlers see it.
 
-    `remote` is the client's address, `remote_bytes` its stored form; `local` is the address by
-    which the client reached us. `idle_sweeps` counts the sweeps since a byte went either way.
-    `is_trusted` when access rules have let a request of it pass; `refused` counts those before.
-    `has_queues`: it balances queues, and is told who else is in its groups.
+    Peers are used in the thread of the event loop, except `is_disconnected`.
     """
 
     __slots__ = (
-        "_asked", "_carrier", "_opaque", "closed", "has_queues", "idle_sweeps", "is_trusted",
-        "labels", "local", "refused", "remote", "remote_bytes",
-    )  # fmt: skip
+        "_opaque",
+        "_pending_requests",
+        "_transport",
+        "attributes",
+        "can_rebalance",
+        "closed",
+        "idle_sweeps",
+        "is_trusted",
+        "local",
+        "refusal_count",
+        "remote",
+        "remote_bytes",
+    )
 
-    def __init__(self, carrier: Carrier, remote: Host, local: Host) -> None:
-        self._carrier = carrier
-        self._asked: dict[int, Callable[[Command], None]] = {}
+    def __init__(self, transport: Transport, remote: Host, local: Host) -> None:
+        """Create the peer of a connection that `transport` carries.
+
+        `remote` is the client's address, and `local` the address at which it reached the server.
+        Raise ValueError if `remote` has no IP address.
+        """
+        self._transport = transport
+        self._pending_requests: dict[int, Callable[[Command], None]] = {}
         self._opaque = 0
-        self.speak_for(remote)
+        # `remote_bytes` is the address as records contain it; the compiled engine reads it.
+        self.set_remote(remote)
         self.local = local
-        self.labels: dict[str, Any] = {}
+        self.attributes: dict[str, Any] = {}
+        """Values that request handlers keep for this connection, by names of their own."""
         self.closed = False
-        self.has_queues = True
+        self.can_rebalance = True
+        """Whether the client distributes queues, and is told when members join or leave."""
         self.idle_sweeps = 0
+        """The number of sweeps since a byte was sent or received (`net.accept`)."""
         self.is_trusted = False
-        self.refused = 0
+        """Whether access control has allowed a request of this connection."""
+        self.refusal_count = 0
 
     @property
-    def is_gone(self) -> bool:
-        """Whether the other end has closed the connection. What it had sent before may wait to be
-        read. Any thread may ask; where the system does not tell, only a close that was seen
-        counts."""
+    def is_disconnected(self) -> bool:
+        """Whether the client has closed the connection.
+
+        Bytes that it sent before may not be read yet. The answer comes from the operating system
+        where that is possible (Linux), else only a close that the event loop has seen counts. Any
+        thread may read this property.
+        """
         if self.closed:
             return True
-        about = getattr(self._carrier, "get_extra_info", None)
-        connected = None if about is None else about("socket")
-        if connected is None or _TCP_INFO is None:
+        get_extra_info = getattr(self._transport, "get_extra_info", None)
+        sock = None if get_extra_info is None else get_extra_info("socket")
+        if sock is None or _TCP_INFO is None:
             return False
         try:
-            return connected.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] in _ENDED
+            return sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] in _TCP_CLOSED_STATES
         except OSError:
             return True
 
-    def speak_for(self, remote: Host) -> None:
-        """What comes is from there, whoever passes it on. Raises ValueError for what is no
-        address."""
+    def set_remote(self, remote: Host) -> None:
+        """Use `remote` as the client's address from now on.
+
+        A broker that forwards requests of a client calls this with the address of that client.
+        Raise ValueError if `remote` has no IP address.
+        """
         self.remote_bytes, self.remote = encode_host(remote), remote
 
-    def carry(self, carrier: Carrier) -> None:
-        """Bytes go through `carrier` from now on (TLS)."""
-        self._carrier = carrier
+    def set_transport(self, transport: Transport) -> None:
+        """Send all further bytes through `transport`, for example a TLS stream."""
+        self._transport = transport
 
     def write(self, frame: bytes) -> None:
-        """Send whole frames; ignored when the connection is closed."""
+        """Send one or several whole frames. Do nothing if the connection is closed."""
         if not self.closed and frame:
             self.idle_sweeps = 0
-            self._carrier.write(frame)
+            self._transport.write(frame)
 
-    def write_pieces(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """One frame in pieces that will not change. A socket takes them as they are; a carrier
-        without `writelines` gets a copy."""
-        write = getattr(self._carrier, "writelines", None)
+    def write_buffers(self, buffers: Sequence[bytes | memoryview]) -> None:
+        """Send one frame that is split over several buffers.
+
+        The buffers must not change afterwards, because a socket transport keeps them without a
+        copy. A transport without `writelines` receives them joined.
+        """
+        write = getattr(self._transport, "writelines", None)
         if write is None:
-            self.write(b"".join(pieces))
+            self.write(b"".join(buffers))
         elif not self.closed:
             self.idle_sweeps = 0
-            write(pieces)
+            write(buffers)
 
     @property
     def unsent_bytes(self) -> int:
-        """What was written and has not left; for streams (`net.stream`)."""
-        return 0 if self.closed else int(self._carrier.get_write_buffer_size())  # type: ignore[attr-defined]
+        """The number of bytes that were written and not sent yet.
+
+        Only for transports with `get_write_buffer_size`, such as those of `net.stream`.
+        """
+        return 0 if self.closed else int(self._transport.get_write_buffer_size())  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Close when what was written has left."""
+        """Close the connection after everything written before has been sent."""
         if not self.closed:
             self.closed = True
-            self._carrier.close()
+            self._transport.close()
 
     def count_refusal(self) -> None:
-        """A request was refused for want of rights; too many end the connection."""
-        self.refused += 1
-        if self.refused > REFUSED_MAX:
+        """Count a request that access control refused; close the connection after REFUSALS_MAX."""
+        self.refusal_count += 1
+        if self.refusal_count > REFUSALS_MAX:
             self.close()
 
-    def notify(self, command: Command) -> None:
-        """A one-way request to the client."""
+    def send_oneway(self, command: Command) -> None:
+        """Send a one-way request to the client. Set its one-way flag, opaque and language."""
         command.flag |= FLAG_ONEWAY
-        self.write(self._numbered(command))
+        self.write(self._encode_request(command))
 
-    def ask(self, command: Command, on_answer: Callable[[Command], None]) -> int:
-        """A request to the client without waiting: `on_answer` is called with its answer, if one
-        comes. Returns its number, for `give_up`."""
-        frame = self._numbered(command)
-        self._asked[command.opaque] = on_answer
+    def send_request(self, command: Command, on_response: Callable[[Command], None]) -> int:
+        """Send a request to the client and return its opaque, without waiting.
+
+        `on_response` is called with the client's response. It is never called if the client does
+        not respond, or after `forget_request(opaque)`.
+        """
+        frame = self._encode_request(command)
+        self._pending_requests[command.opaque] = on_response
         self.write(frame)
         return command.opaque
 
-    def give_up(self, number: int) -> None:
-        """An answer to that request is not wanted any more."""
-        self._asked.pop(number, None)
+    def forget_request(self, opaque: int) -> None:
+        """Drop the response to the request with this opaque, if it arrives later."""
+        self._pending_requests.pop(opaque, None)
 
-    def _numbered(self, command: Command) -> bytes:
-        """Our own numbers: those of the other direction do not matter (spec/remoting.md §4)."""
+    def _encode_request(self, command: Command) -> bytes:
+        """Set the opaque and language of a request to the client, and return its frame."""
+        # Server and client number their requests independently (spec/remoting.md §4).
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF
         command.opaque = self._opaque
         command.language = SERVER_LANGUAGE
         return encode(command)
 
-    def answered(self, command: Command) -> None:
-        """An answer came in. One that nobody waits for (any more) is dropped."""
-        on_answer = self._asked.pop(command.opaque, None)
-        if on_answer is not None:
-            on_answer(command)
+    def handle_response(self, command: Command) -> None:
+        """Pass a response of the client to the callback of its request, or drop it without one."""
+        on_response = self._pending_requests.pop(command.opaque, None)
+        if on_response is not None:
+            on_response(command)
 
-    def lost(self) -> None:
-        """The connection is gone; no answer comes any more."""
+    def connection_lost(self) -> None:
+        """Mark the connection as closed, and drop the callbacks of requests to the client."""
         self.closed = True
-        self._asked.clear()
+        self._pending_requests.clear()
 
     def __repr__(self) -> str:
         return f"<peer {self.remote}{' closed' if self.closed else ''}>"
@@ -215,210 +251,260 @@ class Peer:
 # --------------------------------------------------------------------------------------- requests
 
 Outcome = Any
-Handler = Callable[[Command, Peer], Outcome]
-Deferred = Callable[[Any, Command, Peer], None]
-Before = Callable[[Command, Peer], Outcome]
-Quick = Callable[[dict[str, Any], bytes, Peer], bool | bytes]
-"""Of a quick handler, and of `admit`."""
+"""What a handler returns: bytes, a Command, None, or a value for the dispatcher's handler."""
 
-Run = Callable[[bytes, int, Peer, Shares], int]
+Handler = Callable[[Command, Peer], Outcome]
+OutcomeHandler = Callable[[Any, Command, Peer], None]
+"""Deals with an outcome that is not a response, and responds to the request later."""
+
+Authorize = Callable[[Command, Peer], Outcome]
+"""Return None if the request is allowed, else the outcome with which it is refused."""
+
+FastHandler = Callable[[dict[str, Any], bytes, Peer], bool | bytes]
+"""Return False to use the general path, else the response, or True if the response comes later."""
+
+RunEngine = Callable[[bytes, int, Peer, FairScheduler], int]
+"""Handle the frames at `data[position:]` that the engine knows; return where the first other one
+begins."""
+
 _loads: Final = orjson.loads
 _PREFIX: Final = struct.Struct(">II")
 LOGGED_MAX: Final = 256
-"""Kinds of trouble that are logged; a peer that invents codes cannot fill the disk."""
+"""Failures that are logged, so that a client with invented request codes cannot fill the disk."""
 
 
 class Dispatcher:
-    """Request codes to handlers.
+    """Calls the handler of each request by its request code.
 
-    `before` sees every request first (access rules): an outcome other than None takes the
-    handler's place. `admit` is its quick twin for requests with a quick handler: False sends them
-    the usual way, past `before`; without it nothing is quick. `frame_bytes_max` bounds a frame
-    without its leading total; only requests in `with_messages` may have bodies that fill one
-    (None: all). `shares`: the time of the loop, for transports that can let a connection wait.
-    `run`: of the compiled engine.
+    `handlers`, `fast_handlers` and `run_engine` may be replaced while the server runs.
     """
 
     def __init__(
         self,
         handlers: Mapping[int, Handler],
         *,
-        quick: Mapping[int, Quick] | None = None,
-        deferred: Deferred | None = None,
-        before: Before | None = None,
-        admit: Quick | None = None,
-        with_messages: Collection[int] | None = None,
+        fast_handlers: Mapping[int, FastHandler] | None = None,
+        handle_outcome: OutcomeHandler | None = None,
+        authorize: Authorize | None = None,
+        authorize_fast: FastHandler | None = None,
+        codes_with_messages: Collection[int] | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
-        shares: Shares | None = None,
-        run: Run | None = None,
+        scheduler: FairScheduler | None = None,
+        run_engine: RunEngine | None = None,
     ) -> None:
+        """Create a dispatcher over `handlers` and `fast_handlers`, both by request code.
+
+        `handle_outcome` receives outcomes of handlers that are not bytes, a Command or None.
+        `authorize` is called before each handler. `authorize_fast` does the same before each fast
+        handler; if it returns False, the request takes the general path and `authorize`. If there
+        is an `authorize` but no `authorize_fast`, the fast handlers are not used.
+
+        `frame_bytes_max` limits the bytes of a frame without its leading length. Only requests in
+        `codes_with_messages` may have a body as large as a frame; None means all requests.
+
+        `scheduler` shares the time of the event loop between connections; None means that no
+        connection waits. `run_engine` is the entry of the compiled engine.
+        """
         self.handlers: dict[int, Handler] = {int(code): it for code, it in handlers.items()}
-        # Who looks at requests first has to see all of them.
-        is_blind = before is not None and admit is None
-        self.quick: dict[int, Quick] = {} if is_blind else dict(quick or {})
+        must_authorize_all = authorize is not None and authorize_fast is None
+        self.fast_handlers: dict[int, FastHandler] = (
+            {} if must_authorize_all else dict(fast_handlers or {})
+        )
         self.frame_bytes_max = frame_bytes_max
-        self.shares = shares or NOBODY_WAITS
-        self.run = run
-        self._deferred = deferred
-        self._before = before
-        self._admit = admit
-        self._with_messages = with_messages
+        self.scheduler = scheduler or NULL_SCHEDULER
+        self.run_engine = run_engine
+        self._handle_outcome = handle_outcome
+        self._authorize = authorize
+        self._authorize_fast = authorize_fast
+        self._codes_with_messages = codes_with_messages
         self._logged: set[tuple[int, str]] = set()
 
     @property
     def is_guarded(self) -> bool:
-        """Do requests need rights?"""
-        return self._before is not None
+        """Whether access control decides about requests."""
+        return self._authorize is not None
 
-    def feed(
-        self, data: bytes, peer: Peer, shares: Shares = NOBODY_WAITS, *, is_tried: bool = False
+    # Called for every chunk of every connection: keep it cheap.
+    def handle_frames(
+        self,
+        data: bytes,
+        peer: Peer,
+        scheduler: FairScheduler = NULL_SCHEDULER,
+        *,
+        skip_engine: bool = False,
     ) -> tuple[int, bytes]:
-        """Handle every whole frame in `data`. HOT.
+        """Handle every whole frame in `data`. Return the bytes used and the encoded responses.
 
-        Returns the bytes used and the answers. Raises ProtocolError when the first frame is bad;
-        a later bad frame ends the pass and raises when the rest is fed again. With `shares` a
-        request that is not quick may have to wait: then the pass ends before it. `is_tried`: the
-        compiled engine has left the first frame.
+        Fewer bytes are used than there are whole frames in two cases: `scheduler` makes the next
+        request wait, or a frame after the first one is bad. Raise ProtocolError if the first frame
+        is bad. So a later bad frame raises when the rest of `data` is passed again.
+
+        `skip_engine` says that the compiled engine has already declined the first frame.
         """
-        find_quick, admit, run = self.quick.get, self._admit, None if is_tried else self.run
+        find_fast_handler = self.fast_handlers.get
+        authorize_fast = self._authorize_fast
+        run_engine = None if skip_engine else self.run_engine
         frame_bytes_max = self.frame_bytes_max
         unpack = _PREFIX.unpack_from
-        answers: list[bytes] = []
-        last_s = shares.now_s()
-        position, size = 0 if run is None else run(data, 0, peer, shares), len(data)
+        responses: list[bytes] = []
+        last_s = scheduler.now_s()
+        position = 0 if run_engine is None else run_engine(data, 0, peer, scheduler)
+        size = len(data)
         while size - position >= 8:
-            total, mark = unpack(data, position)
+            # The frame is: total length, then serialization type (1 byte) and header length (3
+            # bytes), header, body. The type of JSON is 0.
+            total, header_mark = unpack(data, position)
             end = position + 4 + total
-            header_end = position + 8 + (mark & HEADER_MASK)
+            header_end = position + 8 + (header_mark & HEADER_MASK)
             if end > size and total <= frame_bytes_max:
                 break
-            is_odd = header_end > end or total > frame_bytes_max or mark > HEADER_PLAIN_BYTES
+            is_unusual = (
+                header_end > end or total > frame_bytes_max or header_mark > HEADER_UNCHECKED_BYTES
+            )
             values, header, body = None, data[position + 8 : header_end], data[header_end:end]
             try:
-                if not is_odd:
-                    quick = None
+                if not is_unusual:
+                    fast_handler = None
                     try:
                         values = _loads(header)
-                        quick = find_quick(values["code"])
+                        fast_handler = find_fast_handler(values["code"])
                         if (
-                            quick is not None
-                            and (admit is None or admit(values, body, peer))
-                            and (taken := quick(values, body, peer))
+                            fast_handler is not None
+                            and (authorize_fast is None or authorize_fast(values, body, peer))
+                            and (taken := fast_handler(values, body, peer))
                         ):
-                            answers += () if taken is True else (taken,)
+                            responses += () if taken is True else (taken,)
                             position = end
                             continue
-                    except Exception as error:  # noqa: BLE001 -- as in `_answer`
-                        if quick is not None:
-                            answers.append(self._failure(error, command_of(values, header, body)))
+                    except Exception as error:  # noqa: BLE001 - it becomes the response
+                        if fast_handler is not None:
+                            failed = command_of(values, header, body)
+                            responses.append(self._encode_failure(error, failed))
                             position = end
                             continue
-                        values = None  # it cannot be decoded: the usual way copes with it
-                if shares.is_tight and shares.has_to_wait(peer):
-                    shares.spent(peer, last_s)  # decoding the header has taken time too
+                        values = None  # the header is not a JSON object with a code
+                if scheduler.is_tight and scheduler.has_to_wait(peer):
+                    scheduler.spent(peer, last_s)  # decoding the header has taken time too
                     break
                 command = (
-                    self._read_odd(data, position + 4, end, mark)
-                    if is_odd
+                    self._decode_unusual_frame(data, position + 4, end, header_mark)
+                    if is_unusual
                     else command_of(values, header, body)
                 )
             except ProtocolError:
-                shares.spent(peer, last_s)
+                scheduler.spent(peer, last_s)
                 if position == 0:
                     raise
                 break
             position = end
-            answers.append(self._answer(command, peer))
-            last_s = shares.spent(peer, last_s, command.code)
-        return position, answers[0] if len(answers) == 1 else b"".join(answers)
+            responses.append(self._handle_request(command, peer))
+            last_s = scheduler.spent(peer, last_s, command.code)
+        return position, responses[0] if len(responses) == 1 else b"".join(responses)
 
-    def give(self, command: Command, peer: Peer) -> bytes:
-        """A request that is no frame, and whose rights were looked at. HOT.
+    # Called for each send over gRPC: keep it cheap.
+    def handle_command(self, command: Command, peer: Peer) -> bytes:
+        """Handle a request that did not arrive as a frame and is authorized already.
 
-        Returns the answer; nothing when it comes later by `peer.write`, or not at all.
+        Return the encoded response. Return b"" if there is none, or if it follows later with
+        `peer.write`.
         """
-        quick = self.quick.get(command.code)
-        if quick is not None:
+        fast_handler = self.fast_handlers.get(command.code)
+        if fast_handler is not None:
             header = {
-                "code": command.code, "flag": command.flag, "opaque": command.opaque,
+                "code": command.code,
+                "flag": command.flag,
+                "opaque": command.opaque,
                 "extFields": command.fields,
-            }  # fmt: skip
+            }
             try:
-                if taken := quick(header, command.body, peer):  # type: ignore[arg-type]
+                if taken := fast_handler(header, command.body, peer):  # type: ignore[arg-type]
                     return b"" if taken is True else taken
-            except Exception as error:  # noqa: BLE001 -- as in `_answer`
-                return self._failure(error, command)
-        return self._answer(command, peer, is_checked=True)
+            except Exception as error:  # noqa: BLE001 - it becomes the response
+                return self._encode_failure(error, command)
+        return self._handle_request(command, peer, is_authorized=True)
 
-    def serve(self, pieces: Pieces, peer: Peer, data: bytes) -> None:
-        """Handle what came in over a connection that is never made to wait; a bad frame closes it.
-        `pieces` keeps what is not whole yet."""
+    def handle_data(self, pieces: Pieces, peer: Peer, data: bytes) -> None:
+        """Handle bytes of a connection that is never made to wait, and write the responses.
+
+        `pieces` keeps the bytes of the frame that is not whole yet. A bad frame closes the
+        connection.
+        """
         if peer.closed:
             return
         whole = pieces.add(data)
         try:
             while whole:
-                used, answers = self.feed(whole, peer)
-                peer.write(answers)
+                used, responses = self.handle_frames(whole, peer)
+                peer.write(responses)
                 if used == len(whole):
                     return
                 whole = pieces.keep(whole[used:] if used else whole)
         except ProtocolError:
             peer.close()
 
-    def _answer(self, command: Command, peer: Peer, *, is_checked: bool = False) -> bytes:
-        """The usual way: what the handler of the code says, empty when nothing is answered now."""
+    def _handle_request(
+        self, command: Command, peer: Peer, *, is_authorized: bool = False
+    ) -> bytes:
+        """Handle a request on the general path. Return its encoded response, b"" without one."""
         try:
             outcome: Outcome
             handler = self.handlers.get(command.code)
             if command.flag & FLAG_RESPONSE or handler is None:
-                outcome = self._unhandled(command, peer)
+                outcome = self._handle_other(command, peer)
             else:
-                check_request(command, self._with_messages)
-                is_open = is_checked or self._before is None
-                outcome = None if is_open else self._checked(command, peer)
+                check_request(command, self._codes_with_messages)
+                is_allowed = is_authorized or self._authorize is None
+                outcome = None if is_allowed else self._check_access(command, peer)
                 if outcome is None:
                     outcome = handler(command, peer)
             if outcome.__class__ is not bytes and outcome is not None:
                 if isinstance(outcome, Command):
-                    outcome = finish_answer(outcome, command)
-                elif self._deferred is not None:
-                    outcome = self._deferred(outcome, command, peer)
+                    outcome = encode_response_to(outcome, command)
+                elif self._handle_outcome is not None:
+                    outcome = self._handle_outcome(outcome, command, peer)
                 else:
                     kind = type(outcome).__name__
-                    raise TypeError(f"a handler returned {kind}, and nobody takes it")  # noqa: TRY301
-        except Exception as error:  # noqa: BLE001 -- the server's loop: it must go on
-            return self._failure(error, command)
+                    text = f"unsupported handler result: {kind}"
+                    raise TypeError(text)  # noqa: TRY301 - logged and reported below
+        except Exception as error:  # noqa: BLE001 - it becomes the response
+            return self._encode_failure(error, command)
         return b"" if outcome is None or command.flag & FLAG_ONEWAY else outcome
 
-    def _read_odd(self, data: bytes, start: int, end: int, mark: int) -> Command:
-        """Decode a frame with impossible lengths, with another header than JSON, or with a header
-        above HEADER_PLAIN_BYTES. Raises ProtocolError."""
+    def _decode_unusual_frame(self, data: bytes, start: int, end: int, header_mark: int) -> Command:
+        """Decode `data[start:end]`: a frame with wrong lengths, a large header, or one not in JSON.
+
+        Raise ProtocolError if a length is impossible or above its limit, or if the header would
+        take too long to decode.
+        """
         check_total(end - start, self.frame_bytes_max)
-        if mark & HEADER_MASK > HEADER_BYTES_MAX:
+        header_bytes = header_mark & HEADER_MASK
+        if header_bytes > HEADER_BYTES_MAX:
             raise ProtocolError(
-                f"A header has {mark & HEADER_MASK} bytes, the limit is {HEADER_BYTES_MAX}."
+                f"A header has {header_bytes} bytes, the limit is {HEADER_BYTES_MAX}."
             )
-        if mark > HEADER_PLAIN_BYTES and mark >> 24 == JSON:
-            check_header(data[start + 4 : start + 4 + mark])
+        if header_mark > HEADER_UNCHECKED_BYTES and header_mark >> 24 == JSON:
+            check_header(data[start + 4 : start + 4 + header_mark])
         return decode(data, start, end)
 
-    def _checked(self, command: Command, peer: Peer) -> Outcome:
-        """What `before` says to a request; None lets it pass."""
-        assert self._before is not None
-        outcome = self._before(command, peer)
+    def _check_access(self, command: Command, peer: Peer) -> Outcome:
+        """Return None if the request is allowed, else the outcome with which it is refused.
+
+        A first allowed request makes the peer trusted. Until then refusals are counted.
+        """
+        assert self._authorize is not None
+        outcome = self._authorize(command, peer)
         if outcome is None:
             peer.is_trusted = True
         elif not peer.is_trusted:
             peer.count_refusal()
         return outcome
 
-    def _unhandled(self, command: Command, peer: Peer) -> bytes | None:
-        """An answer to a request of ours, or a code without a handler."""
+    def _handle_other(self, command: Command, peer: Peer) -> bytes | None:
+        """Handle a response of the client, or a request whose code has no handler."""
         if command.is_response:
-            peer.answered(command)
+            peer.handle_response(command)
             return None
-        if self._is_new(command.code, "unsupported"):
+        if self._is_first_of_kind(command.code, "unsupported"):
             log.warning("request code %d from %s is not supported", command.code, peer.remote)
         return encode_answer(
             command,
@@ -426,8 +512,11 @@ class Dispatcher:
             remark=f" request type {command.code} not supported",
         )
 
-    def _failure(self, error: Exception, command: Command) -> bytes:
-        """An exception as an answer: a code and a sentence, never a traceback."""
+    def _encode_failure(self, error: Exception, command: Command) -> bytes:
+        """Log `error`, and return the response that reports it: a code and a one-line remark.
+
+        Return b"" for a one-way request. A RequestError is not logged.
+        """
         code, kind = int(ResponseCode.SYSTEM_ERROR), type(error).__name__
         if isinstance(error, RequestError):
             code, remark = error.code, error.remark
@@ -435,15 +524,16 @@ class Dispatcher:
             remark = str(error)
             if isinstance(error, StoreFullError):
                 code = ResponseCode.SERVICE_NOT_AVAILABLE
-            if self._is_new(command.code, kind):
+            if self._is_first_of_kind(command.code, kind):
                 log.warning("request code %d failed: %s", command.code, remark)
         else:
             remark = f"{kind}: {error}"
-            if self._is_new(command.code, kind):
+            if self._is_first_of_kind(command.code, kind):
                 log.error("request code %d failed", command.code, exc_info=error)
         return b"" if command.flag & FLAG_ONEWAY else encode_answer(command, code, remark=remark)
 
-    def _is_new(self, code: int, kind: str) -> bool:
+    def _is_first_of_kind(self, code: int, kind: str) -> bool:
+        """Note a failure of the request code; return whether it is new and must be logged."""
         key = (code, kind)
         if key in self._logged or len(self._logged) >= LOGGED_MAX:
             return False
@@ -451,10 +541,13 @@ class Dispatcher:
         return True
 
 
-def finish_answer(answer: Command, request: Command) -> bytes:
-    """Encode `answer` as the answer to `request`: its opaque, the response flag, JSON."""
-    answer.opaque = request.opaque
-    answer.flag |= FLAG_RESPONSE
-    answer.language = SERVER_LANGUAGE
-    answer.serialization = JSON
-    return encode(answer)
+def encode_response_to(response: Command, request: Command) -> bytes:
+    """Encode `response` as the response to `request`, as JSON.
+
+    Set its opaque, response flag, language and serialization.
+    """
+    response.opaque = request.opaque
+    response.flag |= FLAG_RESPONSE
+    response.language = SERVER_LANGUAGE
+    response.serialization = JSON
+    return encode(response)

@@ -1,18 +1,21 @@
-"""gRPC: calls on streams of HTTP/2, their metadata, messages, deadlines, and how they end.
+"""gRPC over HTTP/2: calls with their metadata, messages, deadlines and status, and a small client.
 
     HEADERS   :path /package.Service/Method, metadata, grpc-timeout
-    DATA      | is compressed 1 | length 4 | message | ...
-    HEADERS   grpc-status, grpc-message                      the trailers
+    DATA      compressed flag (1 byte) | length (4 bytes) | message | ...
+    HEADERS   grpc-status, grpc-message                      (the trailers)
 
-A method is a plain function `(message, call) -> answer`. Bytes are the answer of a call that has
-one; None says that `reply`, or `send` and `end`, come later. A CallError that it raises ends the
-call. One that takes a stream of messages sets `on_half` at the first of them: it is called with
-each (or what it has put at `on_message`), and `on_half` when no more come. The others take one, so
-that a stream is one request.
+A method is a plain function `(message, call) -> response`. If it returns bytes, they are the only
+response and the call ends. If it returns None, it calls `reply`, or `send` and `end`, itself, now
+or later. If it raises CallError, the call ends with that status.
 
-A call is over at its deadline, which the client measures too: the look once a second only frees
-what a client that is gone would hold. Compressed messages are refused: the clients of RocketMQ
-send none, and a body that is compressed is their business.
+A method that accepts a stream of messages sets `call.on_half_close` when it receives the first one.
+It is then called with each further message (or the function that it assigned to `call.on_message`
+is), and `on_half_close` is called when the client has sent all. All other methods accept one
+message.
+
+A call ends at its deadline. The client measures the deadline too, so the server's check once a
+second only frees what a call of a client that is gone would hold. Compressed messages are refused:
+RocketMQ's clients send none (the compression of message bodies is a matter of the clients).
 """
 
 import asyncio
@@ -29,9 +32,9 @@ from urllib.parse import quote, unquote
 
 from sluicemq.errors import ConnectionLostError, RequestTimeoutError, SluiceError
 from sluicemq.model.ids import parse_host
-from sluicemq.net.accept import REFUSAL, OnPeer
+from sluicemq.net.accept import PROTECTED_MODE_REFUSAL, OnPeer
 from sluicemq.net.http2 import Http2Connection, Http2Server, Stream
-from sluicemq.net.limits import NOBODY_WAITS, SERVER_LIMITS, ServerLimits, Shares
+from sluicemq.net.limits import NULL_SCHEDULER, SERVER_LIMITS, FairScheduler, ServerLimits
 from sluicemq.net.openssl import TlsAcceptor, client_context
 from sluicemq.net.tls import Tls
 from sluicemq.wire import http2 as h
@@ -41,22 +44,24 @@ from sluicemq.wire.http2 import Code
 log = logging.getLogger(__name__)
 
 ALPN: Final = ("h2",)
-"""What a client asks for that wants gRPC inside TLS; some hang up without the answer."""
+"""The protocol that a gRPC client offers with TLS; some disconnect if the server does not select
+it."""
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Of a request, as of a frame of the remoting protocol."""
-EXPIRE_S: Final = 1.0
-TEXT_MAX: Final = 1024
-ENDED_LOOSE: Final = 1024
-"""Deadlines of calls that have ended, which may stay in their order."""
+"""The largest request message, as large as a frame of the remoting protocol."""
+EXPIRE_PERIOD_S: Final = 1.0
+STATUS_TEXT_LENGTH_MAX: Final = 1024
+STALE_DEADLINES: Final = 1024
+"""Deadlines of ended calls that may stay in the order of deadlines."""
 
 _PREFIX: Final = struct.Struct(">BI")
 _TIMEOUT: Final = re.compile(r"(\d{1,8})([HMSmun])")
 _UNITS_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-_PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+_UNQUOTED: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+"""The characters that a grpc-message contains as they are."""
 
 
 class StatusCode(IntEnum):
-    """How a call ends."""
+    """The status codes of gRPC that a call here may end with."""
 
     OK = 0
     CANCELLED = 1
@@ -73,11 +78,12 @@ class StatusCode(IntEnum):
 
 
 class CallError(SluiceError):
-    """A call ends with something else than OK.
+    """A gRPC call ended with a status other than OK.
 
-    When: a proxy refuses a gRPC call, one of `sluice proxy status` for example.
-    Then: what the call asked for was not done; `code` is gRPC's.
-    Fix: the text is the proxy's; its log has more. UNIMPLEMENTED: the port is no proxy of ours.
+    When: a proxy refuses a gRPC call, for example that of `sluice proxy status`.
+    Then: what the call asked for was not done; `code` is the gRPC status code.
+    Fix: read the text, which comes from the proxy, and the proxy's log. UNIMPLEMENTED means that
+        the port does not belong to a SluiceMQ proxy.
     """
 
     def __init__(self, code: StatusCode, text: str) -> None:
@@ -87,95 +93,105 @@ class CallError(SluiceError):
 
 _CONTENT: Final = (":status", "200"), ("content-type", "application/grpc")
 _HEADERS: Final = encode_headers(_CONTENT)
-_OK: Final = encode_headers([("grpc-status", "0")])
-_ACCEPTED: Final = ("grpc-accept-encoding", "identity")
+_OK_TRAILERS: Final = encode_headers([("grpc-status", "0")])
+_ACCEPTED_ENCODINGS: Final = ("grpc-accept-encoding", "identity")
 _NOT_GRPC: Final = encode_headers([(":status", "415")])
 
 Handler = Callable[[bytes, "Call"], bytes | None]
 Methods = Mapping[str, Handler]
-"""By path."""
+"""The handler of each method by its path, "/package.Service/Method"."""
 
 
 class Call(Stream):
-    """One call of a method. `headers` are its metadata, names in lower case."""
+    """One call of a method. `headers` contains its metadata, with lower-case names."""
 
     __slots__ = (
-        "_begun_s", "_buffer", "_deadlines", "_due_ms", "_has_asked", "_has_started", "_is_paused",
-        "_methods", "_timeout_s", "on_half", "on_lost", "on_message",
-    )  # fmt: skip
+        "_begin_s",
+        "_buffer",
+        "_deadlines",
+        "_due_ms",
+        "_has_message",
+        "_has_sent_headers",
+        "_is_paused",
+        "_methods",
+        "_timeout_s",
+        "on_cancelled",
+        "on_half_close",
+        "on_message",
+    )
 
     def __init__(
         self,
         methods: Methods,
         deadlines: "Deadlines",
         connection: Http2Connection,
-        number: int,
+        stream_id: int,
         headers: dict[str, str],
     ) -> None:
-        super().__init__(connection, number, headers)
+        super().__init__(connection, stream_id, headers)
         self._methods = methods
         self.on_message: Handler
-        """What gets its messages: the method, which may put something else here."""
-        self._begun_s = connection.now_s
-        self._timeout_s = _timeout_s(headers.get("grpc-timeout", ""))
+        """Called with each message: the method, or a function that the method assigns here."""
+        self._begin_s = connection.now_s
+        self._timeout_s = _parse_timeout_s(headers.get("grpc-timeout", ""))
         self._deadlines = deadlines
         self._due_ms = deadlines.add(self, self._timeout_s)
-        self._buffer: bytearray | None = None  # of a message that is not whole
-        self._is_paused = False  # messages that are here wait for the connection's turn
-        self._has_asked = False  # a message came
-        self._has_started = False  # something was sent
-        self.on_half: Callable[[], None] | None = None
-        """What is done when a client that streams has said all."""
-        self.on_lost: Callable[[], None] | None = None
-        """What is done when the client gives up, at the latest at its deadline."""
+        self._buffer: bytearray | None = None  # bytes of a message that is not whole
+        self._is_paused = False  # whole messages in `_buffer` wait for a later scheduling round
+        self._has_message = False
+        self._has_sent_headers = False
+        self.on_half_close: Callable[[], None] | None = None
+        """Called when a client that streams messages has sent all of them."""
+        self.on_cancelled: Callable[[], None] | None = None
+        """Called when the client cancels the call or disconnects, or at the deadline."""
 
     # ------------------------------------------------------------------------------ requests
 
-    def begun(self) -> None:
+    def headers_received(self) -> None:
         headers, connection = self.headers, self.connection
         handler = self._methods.get(headers.get(":path", ""))
         if connection.is_refused:
             connection.peer.count_refusal()
-            self.end(StatusCode.PERMISSION_DENIED, REFUSAL)
+            self.end(StatusCode.PERMISSION_DENIED, PROTECTED_MODE_REFUSAL)
         elif not headers.get("content-type", "").startswith("application/grpc"):
-            self.finish(_NOT_GRPC)
+            self.send_trailers(_NOT_GRPC)
         elif handler is None:
-            name = headers.get(":path", "")
-            self.end(StatusCode.UNIMPLEMENTED, f"The method {name[:TEXT_MAX]} is not served here.")
+            path = headers.get(":path", "")[:STATUS_TEXT_LENGTH_MAX]
+            self.end(StatusCode.UNIMPLEMENTED, f"The method {path} is not implemented.")
         else:
             self.on_message = handler
-            if self.is_half:
-                self.received(b"")
+            if self.is_half_closed:
+                self.data_received(b"")
 
-    def received(self, data: bytes) -> None:
-        """HOT: nearly always one frame that is one message."""
-        if self.is_ended:
+    # Called for each DATA frame, which is nearly always one whole message: keep it cheap.
+    def data_received(self, data: bytes) -> None:
+        if self.is_response_complete:
             return
         if self._buffer is None and len(data) >= _PREFIX.size:
             is_compressed, size = _PREFIX.unpack_from(data)
             if size + _PREFIX.size == len(data) and not is_compressed:
-                self._message(data[_PREFIX.size :])
+                self._handle_message(data[_PREFIX.size :])
                 data = b""
         if data or self._buffer is not None:
             self._collect(data)
-        if self.is_half and not self.is_ended and not self._is_paused:
-            self._half()
+        if self.is_half_closed and not self.is_response_complete and not self._is_paused:
+            self._handle_half_close()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Handle the messages that are left of a frame."""
         self._is_paused = False
-        self.received(b"")
+        self.data_received(b"")
 
     def _collect(self, data: bytes) -> None:
-        """Messages in pieces, or several in one."""
+        """Handle data that is a part of a message, or contains several messages."""
         buffer = self._buffer = self._buffer or bytearray()
         buffer += data
         self.connection.buffered_bytes += len(data)
-        while len(buffer) >= _PREFIX.size and not self.is_ended:
+        while len(buffer) >= _PREFIX.size and not self.is_response_complete:
             is_compressed, size = _PREFIX.unpack_from(buffer)
             end = _PREFIX.size + size
             if is_compressed:
-                self.end(StatusCode.UNIMPLEMENTED, "Compressed messages are not served here.")
+                self.end(StatusCode.UNIMPLEMENTED, "Compressed messages are not supported.")
             elif size > MESSAGE_BYTES_MAX:
                 self.end(
                     StatusCode.RESOURCE_EXHAUSTED,
@@ -187,22 +203,23 @@ class Call(Stream):
                 message = bytes(memoryview(buffer)[_PREFIX.size : end])
                 del buffer[:end]
                 self.connection.buffered_bytes -= end
-                self._message(message)
-                is_more = len(buffer) >= _PREFIX.size and not self.is_ended
-                if is_more and self.connection.has_to_pause():
+                self._handle_message(message)
+                has_more = len(buffer) >= _PREFIX.size and not self.is_response_complete
+                if has_more and self.connection.has_to_pause():
                     self.connection.resume_later(self)
                     self._is_paused = True
                     return
-        if not buffer or self.is_ended:
-            self._drop()
+        if not buffer or self.is_response_complete:
+            self._drop_buffer()
 
-    def _message(self, message: bytes) -> None:
-        if self._has_asked and self.on_half is None:
-            self.end(StatusCode.INTERNAL, "This method takes one message.")
+    def _handle_message(self, message: bytes) -> None:
+        """Call the method with a message. Its result or exception ends the call, unless None."""
+        if self._has_message and self.on_half_close is None:
+            self.end(StatusCode.INTERNAL, "This method accepts only one message.")
             return
-        self._has_asked = True
+        self._has_message = True
         try:
-            answer = self.on_message(message, self)
+            response = self.on_message(message, self)
         except CallError as error:
             self.end(error.code, str(error))
         except Exception as error:
@@ -210,103 +227,111 @@ class Call(Stream):
             log.exception("%s failed", self.headers[":path"])
             self.end(StatusCode.INTERNAL, text)
         else:
-            if answer is not None:
-                self.reply(answer)
+            if response is not None:
+                self.reply(response)
 
-    def _half(self) -> None:
-        """No more comes: a message that is not whole will never be."""
+    def _handle_half_close(self) -> None:
+        """Check that the request is whole, and call `on_half_close`."""
         if self._buffer is not None:
-            self.end(StatusCode.INTERNAL, "The last message is cut short.")
-        elif not self._has_asked:
-            self.end(StatusCode.INTERNAL, "The call ends before its message.")
-        elif self.on_half is not None:
-            self.on_half()
+            self.end(StatusCode.INTERNAL, "The last message is incomplete.")
+        elif not self._has_message:
+            self.end(StatusCode.INTERNAL, "The call ended without a message.")
+        elif self.on_half_close is not None:
+            self.on_half_close()
 
     @property
     def age_s(self) -> float:
-        """Since its headers were here."""
-        return self.connection.now_s - self._begun_s
+        """The seconds since the headers of the call were received."""
+        return self.connection.now_s - self._begin_s
 
     @property
     def remaining_s(self) -> float | None:
-        """How long the client will wait from now on; None: for ever. Below 0 it waits no more."""
+        """The seconds until the deadline, below 0 after it; None without a deadline."""
         return None if self._timeout_s is None else self._timeout_s - self.age_s
 
     def expire(self) -> None:
-        """The client waits no more, neither for an answer nor for the rest of one."""
+        """End the call with DEADLINE_EXCEEDED, or reset it if response bytes wait for a window."""
         if self._outgoing is not None:
             self.reset(Code.CANCEL)
         else:
-            self.lost()
+            self.cancelled()
             self.end(StatusCode.DEADLINE_EXCEEDED)
 
-    def lost(self) -> None:
-        if self.on_lost is not None:
-            self.on_lost()
+    def cancelled(self) -> None:
+        if self.on_cancelled is not None:
+            self.on_cancelled()
 
     def close(self) -> None:
         super().close()
         self._deadlines.discard(self, self._due_ms)
-        self._drop()
+        self._drop_buffer()
 
-    def _drop(self) -> None:
-        """What is not a whole message will not become one."""
+    def _drop_buffer(self) -> None:
+        """Drop the bytes of a message that will not be completed."""
         if self._buffer is not None:
             self.connection.buffered_bytes -= len(self._buffer)
             self._buffer = None
 
-    # ------------------------------------------------------------------------------- answers
+    # ------------------------------------------------------------------------------- responses
 
+    # Called for each unary call: keep it cheap.
     def reply(self, message: bytes) -> None:
-        """The only answer, and the end of the call. HOT."""
-        self.respond(_HEADERS, _PREFIX.pack(0, len(message)) + message, _OK)
+        """Send the only response message, and end the call with OK."""
+        self.send_response(_HEADERS, _PREFIX.pack(0, len(message)) + message, _OK_TRAILERS)
 
     def send(self, message: bytes) -> None:
-        """One of several answers."""
-        if not self._has_started:
-            self._has_started = True
-            self.start(_HEADERS)
-        self.write(_PREFIX.pack(0, len(message)) + message)
+        """Send one of several response messages. Call `end` after the last one."""
+        if not self._has_sent_headers:
+            self._has_sent_headers = True
+            self.send_headers(_HEADERS)
+        self.send_data(_PREFIX.pack(0, len(message)) + message)
 
     def reply_all(self, messages: Sequence[bytes]) -> None:
-        """All answers of a call that has several, and its end."""
+        """Send all response messages at once, and end the call with OK."""
         pack = _PREFIX.pack
-        self.respond(
-            _HEADERS, b"".join([part for it in messages for part in (pack(0, len(it)), it)]), _OK
-        )
+        data = b"".join([part for it in messages for part in (pack(0, len(it)), it)])
+        self.send_response(_HEADERS, data, _OK_TRAILERS)
 
     def end(self, code: StatusCode = StatusCode.OK, text: str = "") -> None:
-        """The end, after what was sent."""
-        fields: list[tuple[str, str]] = [] if self._has_started else [*_CONTENT]
+        """End the call with a status, after the messages that were sent.
+
+        The client receives at most STATUS_TEXT_LENGTH_MAX characters of `text`.
+        """
+        fields: list[tuple[str, str]] = [] if self._has_sent_headers else [*_CONTENT]
         fields.append(("grpc-status", str(int(code))))
         if code == StatusCode.UNIMPLEMENTED:
-            fields.append(_ACCEPTED)
+            fields.append(_ACCEPTED_ENCODINGS)
         if text:
-            quoted = quote(text[:TEXT_MAX], safe=_PRINTABLE, errors="replace")
+            quoted = quote(text[:STATUS_TEXT_LENGTH_MAX], safe=_UNQUOTED, errors="replace")
             fields.append(("grpc-message", quoted))
-        self.finish(encode_headers(fields))
+        self.send_trailers(encode_headers(fields))
 
 
-def _timeout_s(text: str) -> float | None:
-    """Return the time in seconds that a `grpc-timeout` names, None when it names none."""
+def _parse_timeout_s(text: str) -> float | None:
+    """Return the seconds of a `grpc-timeout` value, such as "100m"; None if it is not valid."""
     found = _TIMEOUT.fullmatch(text)
     return None if found is None else int(found[1]) * _UNITS_S[found[2]]
 
 
 class Deadlines:
-    """Open calls by their deadlines, so that looking for those that are over costs nothing for the
-    others: a server may have a million open calls."""
+    """The open calls of a server that have a deadline, ordered by it.
+
+    Finding the expired calls costs nothing for the others: a server may have a million open calls.
+    """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
+        """Measure time with the clock `now_s`."""
         self._now_s = now_s
         self._calls: dict[int, set[Call]] = {}
-        """By the millisecond of their deadline."""
+        """The calls by their deadline in milliseconds, on the clock `now_s`."""
         self._order: list[int] = []
-        """A heap of these milliseconds, and of some whose calls have ended before."""
+        """A heap of the keys of `_calls`, and of stale ones whose calls have all ended."""
 
     def add(self, call: Call, timeout_s: float | None) -> int | None:
-        """Note a call that begins now. Return the millisecond with which `discard` finds it, None
-        for a call without a deadline."""
+        """Add a call that begins now, and return its deadline in milliseconds, for `discard`.
+
+        Do nothing and return None if `timeout_s` is None.
+        """
         if timeout_s is None:
             return None
         due_ms = int((self._now_s() + timeout_s) * 1000) + 1
@@ -314,84 +339,94 @@ class Deadlines:
         if calls is None:
             calls = self._calls[due_ms] = set()
             heapq.heappush(self._order, due_ms)
-            if len(self._order) > 2 * len(self._calls) + ENDED_LOOSE:
+            if len(self._order) > 2 * len(self._calls) + STALE_DEADLINES:
                 self._order = sorted(self._calls)
         calls.add(call)
         return due_ms
 
     def discard(self, call: Call, due_ms: int | None) -> None:
-        """Forget a call that is over. One that is not there any more is no error."""
+        """Remove a call with the deadline that `add` returned, if it is there."""
         calls = None if due_ms is None else self._calls.get(due_ms)
         if calls is not None and due_ms is not None:
             calls.discard(call)
             if not calls:
                 del self._calls[due_ms]
 
-    def take_over(self) -> list[Call]:
+    def pop_expired(self) -> list[Call]:
         """Remove and return the calls whose deadline has passed."""
-        now_ms, found = int(self._now_s() * 1000), list[Call]()
+        now_ms, expired = int(self._now_s() * 1000), list[Call]()
         while self._order and self._order[0] <= now_ms:
-            found += self._calls.pop(heapq.heappop(self._order), ())
-        return found
+            expired += self._calls.pop(heapq.heappop(self._order), ())
+        return expired
 
 
 class GrpcServer(Http2Server):
-    """Serves methods on all its ports."""
+    """A server for gRPC methods."""
 
     def __init__(
         self,
         methods: Methods,
-        shares: Shares = NOBODY_WAITS,
+        scheduler: FairScheduler = NULL_SCHEDULER,
         *,
         is_guarded: bool = False,
         on_disconnect: OnPeer | None = None,
         limits: ServerLimits = SERVER_LIMITS,
         tls: TlsAcceptor | None = None,
     ) -> None:
-        """`tls`: None serves plain connections only."""
-        self._deadlines = Deadlines(shares.now_s)
-        make = cast(Any, partial(Call, methods, self._deadlines))
+        """Create a server for `methods`; `start` opens its ports. The rest is as for `Server`."""
+        self._deadlines = Deadlines(scheduler.now_s)
+        make_call = cast(Any, partial(Call, methods, self._deadlines))
         super().__init__(
-            make, shares, is_guarded=is_guarded, on_disconnect=on_disconnect, limits=limits, tls=tls
+            make_call,
+            scheduler,
+            is_guarded=is_guarded,
+            on_disconnect=on_disconnect,
+            limits=limits,
+            tls=tls,
         )
-        self._expiry: asyncio.TimerHandle | None = None
+        self._expiry_timer: asyncio.TimerHandle | None = None
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
         await super().start(host, ports)
-        self._expiry = asyncio.get_running_loop().call_later(EXPIRE_S, self._expire)
+        loop = asyncio.get_running_loop()
+        self._expiry_timer = loop.call_later(EXPIRE_PERIOD_S, self._expire_calls)
 
     async def close(self) -> None:
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+            self._expiry_timer = None
         await super().close()
 
     @property
-    def calls(self) -> list[Call]:
-        """Those that have no whole answer yet."""
+    def open_calls(self) -> list[Call]:
+        """The calls of all connections whose response is not complete."""
         return [
             cast(Call, call)
             for connection in self.connections
             for call in cast(Http2Connection, connection).streams
         ]
 
-    def _expire(self) -> None:
-        for call in self._deadlines.take_over():
+    def _expire_calls(self) -> None:
+        for call in self._deadlines.pop_expired():
             call.expire()
-        self._expiry = asyncio.get_running_loop().call_later(EXPIRE_S, self._expire)
+        loop = asyncio.get_running_loop()
+        self._expiry_timer = loop.call_later(EXPIRE_PERIOD_S, self._expire_calls)
 
 
-# ------------------------------------------------------------------------------ the other side
+# ------------------------------------------------------------------------------------ the client
 
-_STREAM: Final = 1
-_BEGIN: Final = b"".join((
-    h.PREFACE,
-    h.settings({h.Setting.INITIAL_WINDOW_SIZE: h.WINDOW_BYTES_MAX}),
-    h.window_update(0, h.WINDOW_BYTES_MAX - h.WINDOW_BYTES),
-))  # fmt: skip
+_STREAM_ID: Final = 1
+# The windows are opened as wide as possible, so that the response needs no WINDOW_UPDATE.
+_CLIENT_PREFACE: Final = b"".join(
+    (
+        h.PREFACE,
+        h.settings({h.Setting.INITIAL_WINDOW_SIZE: h.WINDOW_BYTES_MAX}),
+        h.window_update(0, h.WINDOW_BYTES_MAX - h.WINDOW_BYTES),
+    )
+)
 
 
-def ask(
+def call_unary(
     address: str,
     path: str,
     message: bytes,
@@ -400,37 +435,46 @@ def ask(
     tls: Tls | None = None,
     timeout_s: float = 5.0,
 ) -> bytes:
-    """One blocking call on a connection of its own, for the command line; `message` is small. The
-    windows are opened as wide as they go, so that the answer comes without a word from us. Raises
-    CallError for a call that ends with an error, ConnectionLostError, RequestTimeoutError
-    (`timeout_s` bounds every wait)."""
+    """Call a method on a new blocking connection, and return the response message.
+
+    `address` is `host:port`, and `path` is "/package.Service/Method". `message` must be small,
+    because flow control is not respected. `metadata` has names in lower case. Without `tls` the
+    connection is plain. `timeout_s` limits each wait for the socket.
+
+    Raise CallError if the call ends with a status other than OK, ConnectionLostError if the
+    connection fails, RequestTimeoutError after `timeout_s`, and ProtocolError if `address` is
+    malformed.
+    """
     host = parse_host(address)
     fields = [
-        (":method", "POST"), (":scheme", "https" if tls else "http"), (":path", path),
-        (":authority", address), ("te", "trailers"), ("content-type", "application/grpc"),
+        (":method", "POST"),
+        (":scheme", "https" if tls else "http"),
+        (":path", path),
+        (":authority", address),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
         *metadata,
-    ]  # fmt: skip
-    request = b"".join((
-        _BEGIN,
-        h.frame(h.HEADERS, h.END_HEADERS, _STREAM, encode_headers(fields)),
-        h.frame(h.DATA, h.END_STREAM, _STREAM, _PREFIX.pack(0, len(message)) + message),
-    ))  # fmt: skip
+    ]
+    headers_frame = h.frame(h.HEADERS, h.END_HEADERS, _STREAM_ID, encode_headers(fields))
+    data = _PREFIX.pack(0, len(message)) + message
+    data_frame = h.frame(h.DATA, h.END_STREAM, _STREAM_ID, data)
+    request = _CLIENT_PREFACE + headers_frame + data_frame
     try:
         with socket.create_connection((host.address, host.port), timeout_s) as plain:
             if tls is None:
                 plain.sendall(request)
-                headers, data = _read_answer(plain)
+                headers, data = _read_response(plain)
             else:
                 name = tls.server_name or host.address
                 with client_context(tls).wrap_socket(plain, server_hostname=name) as secure:
                     secure.sendall(request)
-                    headers, data = _read_answer(secure)
+                    headers, data = _read_response(secure)
     except TimeoutError as error:
-        raise RequestTimeoutError(f"{address} did not answer within {timeout_s:g} s.") from error
+        raise RequestTimeoutError(f"{address} did not respond within {timeout_s:g} s.") from error
     except OSError as error:
         raise ConnectionLostError(
-            f"{address} cannot be reached: {error.strerror or error}.",
-            fix="Is a proxy started there, and does it want TLS (--tls)?",
+            f"Cannot connect to {address}: {error.strerror or error}.",
+            fix="Check that a proxy runs there, and whether it requires TLS (--tls).",
         ) from error
     status = int(headers.get("grpc-status", StatusCode.UNKNOWN))
     if status != StatusCode.OK:
@@ -439,21 +483,26 @@ def ask(
     return data[_PREFIX.size :]
 
 
-def _read_answer(connection: socket.socket) -> tuple[dict[str, str], bytes]:
-    """Headers and trailers, and the data between them."""
+def _read_response(connection: socket.socket) -> tuple[dict[str, str], bytes]:
+    """Read until the response ends. Return its headers and trailers together, and its data.
+
+    Raise ConnectionLostError if the server closes the connection before.
+    """
     reader, headers, data, rest = HeaderReader(), dict[str, str](), bytearray(), b""
     while received := connection.recv(1 << 18):
         rest += received
         while len(rest) >= h.HEAD_BYTES:
-            mark, flags, number = h.unpack_head(rest)
-            end = h.HEAD_BYTES + (mark >> 8)
+            length_and_type, flags, stream_id = h.unpack_head(rest)
+            end = h.HEAD_BYTES + (length_and_type >> 8)
             if end > len(rest):
                 break
-            kind, payload, rest = mark & 0xFF, rest[h.HEAD_BYTES : end], rest[end:]
-            if kind == h.HEADERS:
+            frame_type = length_and_type & 0xFF
+            payload, rest = rest[h.HEAD_BYTES : end], rest[end:]
+            if frame_type == h.HEADERS:
                 headers |= reader.read(payload)
-            elif kind == h.DATA:
+            elif frame_type == h.DATA:
                 data += payload
-            if number == _STREAM and (kind == h.RST_STREAM or flags & h.END_STREAM):
+            is_end = frame_type == h.RST_STREAM or flags & h.END_STREAM
+            if stream_id == _STREAM_ID and is_end:
                 return headers, bytes(data)
-    raise ConnectionLostError("The connection broke before the answer came.")
+    raise ConnectionLostError("The connection closed before the response arrived.")

@@ -1,68 +1,67 @@
-"""The listening side of HTTP/2 (RFC 9113), as far as gRPC needs it.
+"""An HTTP/2 server (RFC 9113) with the features that gRPC needs.
 
-    socket -> Http2Connection -> Stream.begun, .received, .lost
-    Stream.respond, .start, .write, .finish -> frames -> one write a turn
+    socket -> Http2Connection -> Stream.headers_received, .data_received, .cancelled
+    Stream.send_response, .send_headers, .send_data, .send_trailers -> frames -> one write
 
-A stream is one request and its answer; what it means is up to a subclass (`grpc.Call`). There is no
-task and no future: methods are called as frames come in, and what is sent leaves when the chunk is
-done, or with the next iteration of the loop.
+A `Stream` is one request and its response. A subclass (`grpc.Call`) gives it a meaning. There is no
+task and no future: the methods of streams are called as frames arrive. Frames that are sent leave
+in one write, when the chunk is handled or in the next iteration of the event loop. Everything that
+a client may send is supported, except that priorities are ignored. Server push is not supported.
 
-Of the protocol all is here that a client may send: settings, windows in both directions, padding,
-trailers, resets, pings, blocks in pieces. Not here: push, and priorities, which are passed over.
+A connection has these limits, besides those of `accept.py`:
 
-What bounds a client, beside `accept.py`:
+- Streams. A new stream is refused (REFUSED_STREAM, after which clients retry by themselves) if
+  there are STREAMS_MAX, or while the client leaves too many response bytes unread.
+- Flow control. The windows limit the bytes of requests in flight, for each stream and for the
+  connection. Response bytes that the client has no window for wait here, and are counted.
+- Headers. The size of a header block and of the list that it becomes are limited. The lists of all
+  open streams count as unfinished bytes, because a block of a few bytes may refer to large entries
+  of the HPACK table many times.
+- Overhead frames, which cost time and ask for nothing: PING, SETTINGS, WINDOW_UPDATE, empty DATA,
+  frames of closed streams, and refused streams. A number of them is free, and some more for each
+  useful frame. Beyond that the connection ends with ENHANCE_YOUR_CALM, and so it does after too
+  many resets of requests without a response.
+- Time. Each frame of any kind is charged to the connection, and so is each message of a frame. A
+  connection that has used its share is not read from until the scheduler selects it
+  (`limits.FairScheduler`).
 
-- streams at once; one more, or any while it does not take the answers it has, is refused, which
-  clients repeat by themselves;
-- windows: of a stream and of the connection so many bytes may be on their way to us. What answers
-  a client has no window for waits here, and is counted;
-- headers: bytes of a block and of the list it becomes; those of the streams that are open count
-  as pending, for a block of a few bytes may name a table's entries again and again;
-- frames that cost and do nothing (PING, SETTINGS, empty DATA, resets of what was just asked): so
-  many, and a few for each frame that is of use, then the connection ends with ENHANCE_YOUR_CALM;
-- time: each frame of any kind is charged to the connection, and so is each message of a frame. A
-  connection that has used its share is not read from until its turn comes (`limits.Shares`).
-
-The work of a frame does not grow with the number of streams. A stream's window is kept as its
-difference from the window that SETTINGS give to all streams, so SETTINGS change one number. The
-streams whose bytes wait are ordered by their windows: a grant for the connection looks at the one
-with the largest window, and if that is closed, all are.
-
-A server that closes tells its clients first (`drain`): GOAWAY names no stream yet, so that nothing
-on its way is lost; a PING later it names the last one, and the connection closes when all streams
-have their answers.
+The work of a frame does not grow with the number of streams. The window of a stream is stored as
+its difference from the window that SETTINGS give to all streams, so SETTINGS change one number. The
+streams whose bytes wait are ordered by their windows. An increase of the connection's window looks
+at the stream with the largest window first; if that is closed, all are.
 """
 
 import asyncio
 import contextlib
 import heapq
-import logging
 from collections.abc import Callable
 from typing import Final, cast
 
-from sluicemq.net.accept import Accepted, OnPeer, Server
-from sluicemq.net.limits import PENDING_SMALL, SERVER_LIMITS, ServerLimits, Shares
+from sluicemq.net.accept import AcceptedConnection, OnPeer, Server
+from sluicemq.net.limits import SERVER_LIMITS, UNCOUNTED_BYTES, FairScheduler, ServerLimits
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.wire import http2 as h
 from sluicemq.wire.hpack import LIST_BYTES_MAX, HeaderReader
 
-log = logging.getLogger(__name__)
-
 STREAMS_MAX: Final = 1024
-"""At once, of a connection. A Java client's asynchronous sends and long polls share one."""
+"""The most open streams of a connection. The asynchronous sends and long polls of a Java client
+share one connection."""
 STREAM_WINDOW_BYTES: Final = 1 << 20
 CONNECTION_WINDOW_BYTES: Final = 4 << 20
-BLOCK_BYTES_MAX: Final = LIST_BYTES_MAX
-COSTLY_FRAMES: Final = 1000
-COSTLY_PER_USE: Final = 4
-"""Clients that measure the path send a PING, and grant windows, for nearly each frame of data."""
-RESETS: Final = 200
-"""More than the requests that were answered: deadlines that pass together."""
-RANKS_LOOSE: Final = 64
-"""Entries that mean nothing and may stay in the order of stalled streams."""
-LINGER_S: Final = 1.0
+HEADER_BLOCK_BYTES_MAX: Final = LIST_BYTES_MAX
+OVERHEAD_FRAMES: Final = 1000
+"""Overhead frames that every connection may send."""
+OVERHEAD_FRAMES_PER_USEFUL: Final = 4
+"""Clients that measure the path send a PING, and increase windows, for nearly each DATA frame."""
+UNANSWERED_RESETS: Final = 200
+"""A connection may reset this many requests more than were answered, because many deadlines may
+pass at the same time."""
+STALE_RANKS: Final = 64
+"""Invalid entries that may stay in the order of stalled streams."""
+HALF_CLOSE_WAIT_S: Final = 1.0
+"""After a response, the time in which the client may still end its side of the stream."""
 DRAIN_PING: Final = b"draining"
-DRAIN_STEP_S: Final = 1.0
+DRAIN_PING_TIMEOUT_S: Final = 1.0
 
 _SETTINGS: Final = h.settings(
     {
@@ -74,216 +73,267 @@ _SETTINGS: Final = h.settings(
 
 
 class Stream:
-    """One request and its answer. What is sent on a stream that is over goes nowhere."""
+    """One stream: a request and its response. A subclass handles the request.
+
+    The `send_*` methods do nothing if the response is complete or the stream is closed.
+    """
 
     __slots__ = (
-        "_end", "_outgoing", "_ranked", "_received_bytes", "connection", "headers", "headers_bytes",
-        "is_half", "is_over", "number", "window_delta",
-    )  # fmt: skip
+        "_outgoing",
+        "_rank",
+        "_trailers",
+        "_unreturned_bytes",
+        "connection",
+        "header_list_bytes",
+        "headers",
+        "is_closed",
+        "is_half_closed",
+        "stream_id",
+        "window_delta",
+    )
 
-    def __init__(self, connection: "Http2Connection", number: int, headers: dict[str, str]) -> None:
+    def __init__(
+        self, connection: "Http2Connection", stream_id: int, headers: dict[str, str]
+    ) -> None:
         self.connection = connection
-        self.number = number
+        self.stream_id = stream_id
         self.headers = headers
-        self.headers_bytes = connection.list_bytes
-        self.is_half = False
-        """The client has sent all it wants to."""
-        self.is_over = False
+        """The request headers by lower-case name, with pseudo-headers such as ":path"."""
+        self.header_list_bytes = connection.header_list_bytes
+        self.is_half_closed = False
+        """Whether the client has sent END_STREAM: no data and no trailers follow."""
+        self.is_closed = False
         self.window_delta = 0
-        """By how many bytes its window is larger than `connection.stream_window`."""
-        self._ranked: int | None = None  # the difference by which the connection orders it
-        self._received_bytes = 0  # that it has not been given back
-        self._outgoing: bytearray | None = None  # what there is no window for
-        self._end: bytes | None = None  # the trailers behind it
+        """The difference between the stream's send window and `connection.stream_window`."""
+        self._rank: int | None = None  # the `window_delta` by which the connection orders it
+        self._unreturned_bytes = 0  # received, and not returned by WINDOW_UPDATE
+        self._outgoing: bytearray | None = None  # data that waits for a window
+        self._trailers: bytes | None = None  # the block that follows `_outgoing`
 
-    # ------------------------------------------------------------------- what the client does
+    # ------------------------------------------------- events, which a subclass implements
 
-    def begun(self) -> None:
-        """The headers are here."""
+    def headers_received(self) -> None:
+        """Begin the request. Its headers are in `headers`."""
         raise NotImplementedError
 
-    def received(self, data: bytes) -> None:
-        """Bytes are here; with `is_half` they are the last ones."""
+    def data_received(self, data: bytes) -> None:
+        """Handle bytes of the request. If `is_half_closed`, they are the last, and may be b""."""
         raise NotImplementedError
 
-    def lost(self) -> None:
-        """The client has given up, or is gone; nothing that is sent reaches it."""
+    def cancelled(self) -> None:
+        """Stop the request: the stream was reset, or the connection is gone."""
         raise NotImplementedError
 
-    def go_on(self) -> None:
-        """The connection's turn has come after `Http2Connection.resume_later`."""
+    def resume(self) -> None:
+        """Go on after `Http2Connection.resume_later`."""
 
     @property
-    def window(self) -> int:
-        """How many bytes the client takes on this stream; below 0 after SETTINGS that lower it."""
+    def send_window(self) -> int:
+        """The number of bytes that the client accepts on this stream.
+
+        It is negative if SETTINGS have lowered it below the bytes that were sent (RFC 9113
+        section 6.9.2).
+        """
         return self.connection.stream_window + self.window_delta
 
     @property
-    def is_ended(self) -> bool:
-        """The answer is whole, though its end may still wait for a window."""
-        return self.is_over or self._end is not None
+    def is_response_complete(self) -> bool:
+        """Whether nothing can be added to the response. Its bytes may still wait for a window."""
+        return self.is_closed or self._trailers is not None
 
-    # ------------------------------------------------------------------------- what is sent
+    # --------------------------------------------------------------------------- the response
 
-    def respond(self, headers: bytes, data: bytes, trailers: bytes) -> None:
-        """A whole answer, two encoded blocks around its bytes. HOT."""
-        connection, number, size = self.connection, self.number, len(data)
-        if self.is_ended:
+    # Called for each unary call: keep it cheap.
+    def send_response(self, headers: bytes, data: bytes, trailers: bytes) -> None:
+        """Send a whole response. `headers` and `trailers` are encoded header blocks."""
+        connection, stream_id, size = self.connection, self.stream_id, len(data)
+        if self.is_response_complete:
             return
-        if size > connection.frame_bytes_max or size > self.window or size > connection.window:
-            self.start(headers)
-            self.write(data)
-            self.finish(trailers)
+        window = connection.send_window
+        if size > connection.frame_bytes_max or size > self.send_window or size > window:
+            self.send_headers(headers)
+            self.send_data(data)
+            self.send_trailers(trailers)
             return
-        connection.window -= size
-        parts = (
-            h.head(len(headers), h.HEADERS, h.END_HEADERS, number), headers,
-            h.head(size, h.DATA, 0, number), data,
-            h.head(len(trailers), h.HEADERS, h.END_HEADERS | h.END_STREAM, number), trailers,
-        )  # fmt: skip
-        connection.write(b"".join(parts))
-        connection.ended(self)
+        connection.send_window -= size
+        head, end_flags = h.head, h.END_HEADERS | h.END_STREAM
+        start = head(len(headers), h.HEADERS, h.END_HEADERS, stream_id) + headers
+        end = head(len(trailers), h.HEADERS, end_flags, stream_id) + trailers
+        connection.write(b"".join((start, head(size, h.DATA, 0, stream_id), data, end)))
+        connection.response_completed(self)
 
-    def start(self, headers: bytes) -> None:
-        """The headers of an answer, an encoded block."""
-        if not self.is_ended:
-            self.connection.write(h.frame(h.HEADERS, h.END_HEADERS, self.number, headers))
+    def send_headers(self, headers: bytes) -> None:
+        """Begin a response with an encoded header block."""
+        if not self.is_response_complete:
+            self.connection.write(h.frame(h.HEADERS, h.END_HEADERS, self.stream_id, headers))
 
-    def write(self, data: bytes) -> None:
-        """Bytes of an answer, as fast as the client takes them."""
-        if self.is_ended or not data:
+    def send_data(self, data: bytes) -> None:
+        """Send bytes of the response as fast as the windows allow. The rest waits."""
+        if self.is_response_complete or not data:
             return
         connection = self.connection
         connection.queued_bytes += len(data)
         if self._outgoing is None:
             self._outgoing = bytearray(data)
-            connection.stalled[self.number] = self
+            connection.stalled_streams[self.stream_id] = self
         else:
             self._outgoing += data
-        self.send_frames()
+        self.flush()
 
-    def finish(self, trailers: bytes) -> None:
-        """The end of an answer, an encoded block, behind all that was sent."""
-        if self.is_ended:
+    def send_trailers(self, trailers: bytes) -> None:
+        """End the response with an encoded header block, after all data was sent."""
+        if self.is_response_complete:
             return
         if self._outgoing is not None:
-            self._end = trailers
+            self._trailers = trailers
         else:
             flags = h.END_HEADERS | h.END_STREAM
-            self.connection.write(h.frame(h.HEADERS, flags, self.number, trailers))
-            self.connection.ended(self)
+            self.connection.write(h.frame(h.HEADERS, flags, self.stream_id, trailers))
+            self.connection.response_completed(self)
 
-    def send_frames(self) -> None:
-        """Send all of what waits that the windows let through."""
-        while self.send_frame():
+    def flush(self) -> None:
+        """Send the waiting bytes that the windows allow."""
+        while self.send_data_frame():
             pass
-        if self._outgoing is not None and self._ranked != self.window_delta:
-            self.note_rank()
-            self.connection.rank(self)
+        if self._outgoing is not None and self._rank != self.window_delta:
+            self.update_rank()
+            self.connection.rank_stream(self)
 
-    def note_rank(self) -> None:
-        """The connection orders the stream by the window that it has now."""
-        self._ranked = self.window_delta
+    def update_rank(self) -> None:
+        """Note that the connection orders the stream by its present window."""
+        self._rank = self.window_delta
 
-    def send_frame(self) -> bool:
-        """Send a frame of what waits. Return whether the windows let it through."""
-        connection, waiting = self.connection, self._outgoing
-        if waiting is None:
+    def send_data_frame(self) -> bool:
+        """Send one frame of the waiting bytes. Return False if none wait or a window is closed."""
+        connection, outgoing = self.connection, self._outgoing
+        if outgoing is None:
             return False
-        size = min(len(waiting), self.window, connection.window, connection.frame_bytes_max)
+        size = min(
+            len(outgoing), self.send_window, connection.send_window, connection.frame_bytes_max
+        )
         if size <= 0:
             return False
-        connection.write(h.frame(h.DATA, 0, self.number, bytes(waiting[:size])))
-        del waiting[:size]
+        connection.write(h.frame(h.DATA, 0, self.stream_id, bytes(outgoing[:size])))
+        del outgoing[:size]
         self.window_delta -= size
-        connection.window -= size
+        connection.send_window -= size
         connection.queued_bytes -= size
-        if not waiting:
-            self._outgoing = self._ranked = None
-            del connection.stalled[self.number]
-            if self._end is not None:
-                end, self._end = self._end, None
-                self.finish(end)
+        if not outgoing:
+            self._outgoing = self._rank = None
+            del connection.stalled_streams[self.stream_id]
+            if self._trailers is not None:
+                trailers, self._trailers = self._trailers, None
+                self.send_trailers(trailers)
         return True
 
     def reset(self, code: h.Code) -> None:
-        """Break it off: the client has broken a rule."""
-        if not self.is_over:
-            self.connection.write(h.reset(self.number, code))
-            self.connection.forget(self)
-            self.lost()
+        """Send RST_STREAM with this error code, and cancel the request."""
+        if not self.is_closed:
+            self.connection.write(h.reset(self.stream_id, code))
+            self.connection.remove_stream(self)
+            self.cancelled()
 
-    # ------------------------------------------------------- what the connection does with it
+    # ------------------------------------------------------------- called by the connection
 
     def close(self) -> None:
-        """It is over: what waits is dropped."""
-        self.is_over = True
+        """Close the stream, and drop the bytes that wait for a window."""
+        self.is_closed = True
         if self._outgoing is not None:
             self.connection.queued_bytes -= len(self._outgoing)
-            self.connection.stalled.pop(self.number, None)
-            self._outgoing = self._end = None
+            self.connection.stalled_streams.pop(self.stream_id, None)
+            self._outgoing = self._trailers = None
 
-    def granted(self, more: int) -> bool:
-        """Widen the window by `more` bytes. Return False when it is above the protocol's limit."""
-        self.window_delta += more
+    def increase_send_window(self, size: int) -> bool:
+        """Add `size` bytes to the send window. Return False if it exceeds 2**31 - 1."""
+        self.window_delta += size
         connection = self.connection
         connection.largest_delta = max(connection.largest_delta, self.window_delta)
-        return self.window <= h.WINDOW_BYTES_MAX
+        return self.send_window <= h.WINDOW_BYTES_MAX
 
-    def take(self, size: int) -> bool:
-        """So many bytes came in. False: more than it was given."""
-        self._received_bytes += size
-        if self._received_bytes > STREAM_WINDOW_BYTES:
+    def count_received(self, size: int) -> bool:
+        """Count `size` bytes of DATA against the receive window, and return window to the client.
+
+        Return False if the client has exceeded the window.
+        """
+        self._unreturned_bytes += size
+        if self._unreturned_bytes > STREAM_WINDOW_BYTES:
             return False
-        if self._received_bytes > STREAM_WINDOW_BYTES // 2 and not self.is_half:
-            self.connection.write(h.window_update(self.number, self._received_bytes))
-            self._received_bytes = 0
+        if self._unreturned_bytes > STREAM_WINDOW_BYTES // 2 and not self.is_half_closed:
+            self.connection.write(h.window_update(self.stream_id, self._unreturned_bytes))
+            self._unreturned_bytes = 0
         return True
 
 
-MakeStream = Callable[["Http2Connection", int, dict[str, str]], Stream]
+StreamFactory = Callable[["Http2Connection", int, dict[str, str]], Stream]
+"""Return the stream for a new request: `(connection, stream_id, headers)`."""
 
 
-class Http2Connection(Accepted):
-    """One accepted socket: frames in, streams, frames out."""
+class Http2Connection(AcceptedConnection):
+    """One accepted HTTP/2 connection with its streams."""
 
     __slots__ = (
-        "_answered", "_block", "_block_flags", "_block_of", "_costly", "_has_begun",
-        "_headers_bytes", "_is_draining", "_is_serving", "_last", "_make", "_measured_s",
-        "_outgoing", "_ranks", "_reader", "_received_bytes", "_resets", "_rest", "_resumed",
-        "_streams", "_useful", "buffered_bytes", "frame_bytes_max", "largest_delta",
-        "queued_bytes", "stalled", "stream_window", "window",
-    )  # fmt: skip
+        "_answered_count",
+        "_block",
+        "_block_flags",
+        "_block_stream_id",
+        "_has_preface",
+        "_headers_bytes",
+        "_is_draining",
+        "_is_handling",
+        "_last_stream_id",
+        "_make_stream",
+        "_measured_s",
+        "_outgoing",
+        "_overhead_frames",
+        "_ranks",
+        "_reader",
+        "_resets",
+        "_rest",
+        "_resumed",
+        "_streams",
+        "_unreturned_bytes",
+        "_useful_frames",
+        "buffered_bytes",
+        "frame_bytes_max",
+        "largest_delta",
+        "queued_bytes",
+        "send_window",
+        "stalled_streams",
+        "stream_window",
+    )
 
-    def __init__(self, server: "Http2Server", make: MakeStream) -> None:
+    def __init__(self, server: "Http2Server", make_stream: StreamFactory) -> None:
         super().__init__(server)
-        self._make = make
+        self._make_stream = make_stream
         self._reader = HeaderReader()
         self._streams: dict[int, Stream] = {}
-        self._last = 0  # the newest stream
-        self._rest = b""  # of a frame
-        self._block = bytearray()  # of headers
-        self._block_of = self._block_flags = 0
-        self._has_begun = False
-        self._is_serving = False  # frames are being looked at; what is written leaves afterwards
+        self._last_stream_id = 0  # of the newest stream that the client has opened
+        self._rest = b""  # the bytes of a frame that is not whole
+        # A header block that CONTINUATION frames continue; stream id 0 means none.
+        self._block = bytearray()
+        self._block_stream_id = self._block_flags = 0
+        self._has_preface = False  # the client has sent the preface
+        self._is_handling = False  # frames are being handled; written frames leave afterwards
         self._is_draining = False
-        self._outgoing: list[bytes] = []
-        self._received_bytes = 0  # that the connection has not been given back
-        self._answered = self._resets = self._costly = self._useful = 0
-        self._headers_bytes = 0  # of all streams
+        self._outgoing: list[bytes] = []  # frames that leave with the next write
+        self._unreturned_bytes = 0  # of DATA, received and not returned by WINDOW_UPDATE
+        self._answered_count = self._resets = 0
+        self._overhead_frames = self._useful_frames = 0
+        self._headers_bytes = 0  # of the header lists of all streams
         self.buffered_bytes = 0
-        """What streams hold of requests that are not whole."""
-        self.stalled: dict[int, Stream] = {}
-        """Streams whose bytes wait for windows."""
+        """Bytes that streams keep of request messages that are not whole."""
+        self.stalled_streams: dict[int, Stream] = {}
+        """Streams whose response bytes wait for a window, by id."""
         self._ranks: list[tuple[int, int]] = []
-        """A heap of (-difference, number) of those streams, the widest window first. An entry whose
-        stream is not stalled, or has another difference by now, means nothing."""
+        """A heap of (-window_delta, stream id) of the stalled streams, the widest window first. An
+        entry is invalid if its stream is not stalled any more or has another `window_delta`."""
         self.largest_delta = 0
-        """No stream has a larger difference; after the end of a stream it may be too high."""
-        self._measured_s = 0.0  # until when the time is charged
-        self._resumed: Stream | None = None  # it has messages left for a later turn
+        """An upper bound of the `window_delta` of all streams."""
+        self._measured_s = 0.0  # the time until which the scheduler has charged this connection
+        self._resumed: Stream | None = None  # a stream with messages left for a later round
         self.queued_bytes = 0
-        self.window = self.stream_window = h.WINDOW_BYTES
+        """Response bytes of all streams that wait for a window."""
+        self.send_window = self.stream_window = h.WINDOW_BYTES
         self.frame_bytes_max = h.FRAME_BYTES_MAX
 
     @property
@@ -291,233 +341,253 @@ class Http2Connection(Accepted):
         return len(self._rest) + len(self._block) + self.buffered_bytes
 
     @property
-    def list_bytes(self) -> int:
-        """Of the headers that came last."""
+    def header_list_bytes(self) -> int:
+        """The size of the header list that was read last."""
         return self._reader.list_bytes
 
     @property
-    def is_late(self) -> bool:
-        """Also when it has not taken a byte of what waits for it."""
-        return super().is_late or bool(self.stalled)
+    def is_waiting_for_client(self) -> bool:
+        """Also when response bytes wait because the client does not increase a window."""
+        return super().is_waiting_for_client or bool(self.stalled_streams)
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """Those that have no whole answer yet."""
-        return tuple(stream for stream in self._streams.values() if not stream.is_over)
+        """The streams whose response is not complete."""
+        return tuple(stream for stream in self._streams.values() if not stream.is_closed)
 
     @property
     def now_s(self) -> float:
-        """By the clock that shares out the time."""
-        return self._shares.now_s()
+        """The time on the scheduler's clock."""
+        return self._scheduler.now_s()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            if not stream.is_over:
+            if not stream.is_closed:
                 stream.close()
-                stream.lost()
+                stream.cancelled()
 
     # ------------------------------------------------------------------------------ bytes in
 
-    def _received(self, data: bytes) -> None:
+    def _handle_data(self, data: bytes) -> None:
         if self._rest:
             data, self._rest = self._rest + data, b""
-        self._serve(data)
+        self._handle_frames(data)
 
-    def _serve(self, whole: bytes | None) -> None:
-        """Handle every whole frame, and write once."""
+    def _handle_frames(self, whole: bytes | None) -> None:
+        """Handle every whole frame, keep the rest, and send all responses in one write."""
         data = whole or b""
-        self._is_serving = True
+        self._is_handling = True
         try:
-            if not self._has_begun:
-                data = self._begin(data)
-            position = self._feed(data) if self._has_begun else 0
+            if not self._has_preface:
+                data = self._read_preface(data)
+            position = self._dispatch_frames(data) if self._has_preface else 0
         except h.Http2Error as error:
-            self.refuse(str(error), error.code)
+            self.close_with_reason(str(error), error.code)
             return
         finally:
-            self._is_serving = False
-        if self._waiting is None and position < len(data):
+            self._is_handling = False
+        if self._deferred_frames is None and position < len(data):
             self._rest = data[position:]
-        if self._received_bytes > CONNECTION_WINDOW_BYTES // 2:
-            self._outgoing.append(h.window_update(0, self._received_bytes))
-            self._received_bytes = 0
+        if self._unreturned_bytes > CONNECTION_WINDOW_BYTES // 2:
+            self._outgoing.append(h.window_update(0, self._unreturned_bytes))
+            self._unreturned_bytes = 0
         self._flush()
 
-    def _begin(self, data: bytes) -> bytes:
-        """What comes behind the preface, when that is whole. Raises Http2Error when the client
-        speaks something else."""
+    def _read_preface(self, data: bytes) -> bytes:
+        """Check the client's preface, and send our SETTINGS when it is whole.
+
+        Return the bytes after the preface, or all of `data` if the preface is not whole. Raise
+        Http2Error if the client does not speak HTTP/2.
+        """
         size = len(h.PREFACE)
         if data[:size] != h.PREFACE[: len(data)]:
             raise h.Http2Error(
                 h.Code.PROTOCOL_ERROR,
-                "it does not speak HTTP/2, which this port serves for gRPC. Clients of the remoting"
-                " protocol are served at the ports of name server and broker.",
+                "the client does not speak HTTP/2, which this port serves for gRPC. Clients of the "
+                "remoting protocol must connect to the ports of name server and broker.",
             )
         if len(data) < size:
             return data
-        self._has_begun = True
+        self._has_preface = True
         self._outgoing.append(_SETTINGS)
         return data[size:]
 
-    def _feed(self, data: bytes) -> int:
-        """Handle the frames in `data`. Return where the first frame begins that is not whole, or
-        has to wait for another turn. HOT."""
-        shares, peer, unpack, handlers = self._shares, self.peer, h.unpack_head, _HANDLERS
+    # Called for every chunk of every connection: keep it cheap.
+    def _dispatch_frames(self, data: bytes) -> int:
+        """Handle the frames in `data`. Return where the first frame begins that was not handled.
+
+        That frame is not whole, or waits for a later scheduling round. Raise Http2Error for a
+        frame that breaks the protocol or a limit of the connection.
+        """
+        scheduler, peer, unpack, handlers = self._scheduler, self.peer, h.unpack_head, _HANDLERS
         position, size = 0, len(data)
-        self._measured_s = shares.now_s()
+        self._measured_s = scheduler.now_s()
         if self._resumed is not None:
             stream, self._resumed = self._resumed, None
-            stream.go_on()
+            stream.resume()
         while self._resumed is None and size - position >= h.HEAD_BYTES:
-            mark, flags, number = unpack(data, position)
-            kind, start = mark & 0xFF, position + h.HEAD_BYTES
-            end = start + (mark >> 8)
-            if mark >> 8 > h.FRAME_BYTES_MAX:
+            length_and_type, flags, stream_id = unpack(data, position)
+            frame_type, start = length_and_type & 0xFF, position + h.HEAD_BYTES
+            length = length_and_type >> 8
+            end = start + length
+            if length > h.FRAME_BYTES_MAX:
                 raise h.Http2Error(
                     h.Code.FRAME_SIZE_ERROR,
-                    f"A frame of {mark >> 8} bytes is above the limit of {h.FRAME_BYTES_MAX}.",
+                    f"A frame of {length} bytes is above the limit of {h.FRAME_BYTES_MAX}.",
                 )
             if end > size or peer.closed:
                 return position
-            if shares.is_tight and shares.has_to_wait(peer):
+            if scheduler.is_tight and scheduler.has_to_wait(peer):
                 break
-            if self._block_of and (kind != h.CONTINUATION or number != self._block_of):
+            if self._block_stream_id and (
+                frame_type != h.CONTINUATION or stream_id != self._block_stream_id
+            ):
                 raise h.Http2Error(h.Code.PROTOCOL_ERROR, "A header block is interrupted.")
             position = end
-            if kind < len(handlers):
-                handlers[kind](self, flags, number & h.STREAM_MAX, data[start:end])
+            if frame_type < len(handlers):
+                handlers[frame_type](self, flags, stream_id & h.STREAM_MAX, data[start:end])
             else:
-                self._count_costly()
-            self._measured_s = shares.spent(peer, self._measured_s)
+                self._count_overhead()
+            self._measured_s = scheduler.spent(peer, self._measured_s)
         else:
             if self._resumed is None:
                 return position
-        self._wait(data[position:])
+        self._defer_frames(data[position:])
         return position
 
     def has_to_pause(self) -> bool:
-        """Charge the time until now. Return whether the rest of the work has to wait."""
-        self._measured_s = self._shares.spent(self.peer, self._measured_s)
-        return self._shares.is_tight and self._shares.has_to_wait(self.peer)
+        """Charge the time until now. Return whether the rest of the work must wait.
+
+        A stream that must wait calls `resume_later`.
+        """
+        self._measured_s = self._scheduler.spent(self.peer, self._measured_s)
+        return self._scheduler.is_tight and self._scheduler.has_to_wait(self.peer)
 
     def resume_later(self, stream: Stream) -> None:
-        """Call `stream.go_on` when it is this connection's turn again, before its next frame."""
+        """Call `stream.resume` in a later scheduling round, before the connection's next frame."""
         self._resumed = stream
 
-    def _on_data(self, flags: int, number: int, payload: bytes) -> None:
+    # ------------------------------------------------------- frames: (flags, stream id, payload)
+
+    def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
         size = len(payload)
-        self._received_bytes += size
-        if self._received_bytes > CONNECTION_WINDOW_BYTES:
-            raise h.Http2Error(h.Code.FLOW_CONTROL_ERROR, "More data than the window has room for.")
+        self._unreturned_bytes += size
+        if self._unreturned_bytes > CONNECTION_WINDOW_BYTES:
+            raise h.Http2Error(h.Code.FLOW_CONTROL_ERROR, "DATA exceeds the connection's window.")
         if flags & h.PADDED:
             payload = h.unpadded(flags, payload)
-        stream = self._streams.get(number)
-        if stream is None or stream.is_half:
-            self._stray(number)
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.is_half_closed:
+            self._check_was_opened(stream_id)
             return
         if flags & h.END_STREAM:
-            stream.is_half = True
+            stream.is_half_closed = True
         elif not size:
-            self._count_costly()
-        if stream.is_over:
-            self._linger(stream)
-        elif stream.take(size):
-            self._useful += size > 0
-            stream.received(payload)
+            self._count_overhead()
+        if stream.is_closed:
+            self._stop_receiving(stream)
+        elif stream.count_received(size):
+            self._useful_frames += size > 0
+            stream.data_received(payload)
         else:
             stream.reset(h.Code.FLOW_CONTROL_ERROR)
 
-    def _stray(self, number: int) -> None:
-        """A frame of a stream that is over: it may have been on its way. Raises Http2Error for one
-        that never was."""
-        if number > self._last or not number & 1:
-            raise h.Http2Error(h.Code.PROTOCOL_ERROR, f"There is no stream {number}.")
-        self._count_costly()
+    def _check_was_opened(self, stream_id: int) -> None:
+        """Ignore a frame of a closed stream, which may have been in flight when it was closed.
 
-    def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
+        Raise Http2Error if the client never opened the stream.
+        """
+        if stream_id > self._last_stream_id or not stream_id & 1:
+            raise h.Http2Error(h.Code.PROTOCOL_ERROR, f"Stream {stream_id} was never opened.")
+        self._count_overhead()
+
+    def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         if flags & (h.PADDED | h.HAS_PRIORITY):
             payload = h.unpadded(flags, payload, priority=True)
-        if not number:
-            raise h.Http2Error(h.Code.PROTOCOL_ERROR, "HEADERS of no stream.")
+        if not stream_id:
+            raise h.Http2Error(h.Code.PROTOCOL_ERROR, "HEADERS on stream 0.")
         if flags & h.END_HEADERS:
-            self._headers(number, payload, flags)
+            self._handle_header_block(stream_id, payload, flags)
         else:
-            self._block_of, self._block_flags = number, flags
+            self._block_stream_id, self._block_flags = stream_id, flags
             self._block += payload
 
-    def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
-        if not self._block_of:
-            raise h.Http2Error(h.Code.PROTOCOL_ERROR, "A CONTINUATION of nothing.")
-        self._count_costly()
+    def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if not self._block_stream_id:
+            raise h.Http2Error(h.Code.PROTOCOL_ERROR, "CONTINUATION without HEADERS.")
+        self._count_overhead()
         self._block += payload
-        if len(self._block) > BLOCK_BYTES_MAX or not payload:
+        if len(self._block) > HEADER_BLOCK_BYTES_MAX or not payload:
             raise h.Http2Error(
                 h.Code.ENHANCE_YOUR_CALM,
-                f"A header block is above the limit of {BLOCK_BYTES_MAX} bytes, or grows by none.",
+                f"A header block is above the limit of {HEADER_BLOCK_BYTES_MAX} bytes, or has an "
+                "empty CONTINUATION.",
             )
         if flags & h.END_HEADERS:
-            block, self._block, self._block_of = bytes(self._block), bytearray(), 0
-            self._headers(number, block, self._block_flags)
+            block, self._block, self._block_stream_id = bytes(self._block), bytearray(), 0
+            self._handle_header_block(stream_id, block, self._block_flags)
 
-    def _headers(self, number: int, block: bytes, flags: int) -> None:
-        """A whole header block: of a request, or its trailers. It is read in any case, because the
-        next ones build on it."""
+    def _handle_header_block(self, stream_id: int, block: bytes, flags: int) -> None:
+        """Handle a whole header block: of a new request, or the trailers of an open one."""
+        # The block is decoded in any case, because it changes the HPACK table for the next ones.
         headers = self._reader.read(block)
-        stream = self._streams.get(number)
+        stream = self._streams.get(stream_id)
         if stream is not None:
-            if stream.is_half or not flags & h.END_STREAM:
-                raise h.Http2Error(h.Code.PROTOCOL_ERROR, "Headers that are no trailers.")
-            stream.is_half = True
-            if stream.is_over:
-                self._linger(stream)
+            if stream.is_half_closed or not flags & h.END_STREAM:
+                raise h.Http2Error(h.Code.PROTOCOL_ERROR, "HEADERS that are not trailers.")
+            stream.is_half_closed = True
+            if stream.is_closed:
+                self._stop_receiving(stream)
             else:
-                stream.received(b"")
-        elif number <= self._last:
-            self._stray(number)
+                stream.data_received(b"")
+        elif stream_id <= self._last_stream_id:
+            self._check_was_opened(stream_id)
         else:
-            if not number & 1:
-                raise h.Http2Error(h.Code.PROTOCOL_ERROR, f"A client opens no stream {number}.")
-            self._last = number
+            if not stream_id & 1:
+                raise h.Http2Error(h.Code.PROTOCOL_ERROR, f"A client opened stream {stream_id}.")
+            self._last_stream_id = stream_id
             is_full = self.queued_bytes > self._server.write_buffer_bytes_max
             if self._is_draining or is_full or len(self._streams) >= STREAMS_MAX:
-                self._count_costly()
-                self.write(h.reset(number, h.Code.REFUSED_STREAM))
+                self._count_overhead()
+                self.write(h.reset(stream_id, h.Code.REFUSED_STREAM))
                 return
-            self._useful += 1
-            stream = self._streams[number] = self._make(self, number, headers)
-            self._headers_bytes += stream.headers_bytes
-            stream.is_half = bool(flags & h.END_STREAM)
-            stream.begun()
+            self._useful_frames += 1
+            stream = self._streams[stream_id] = self._make_stream(self, stream_id, headers)
+            self._headers_bytes += stream.header_list_bytes
+            stream.is_half_closed = bool(flags & h.END_STREAM)
+            stream.headers_received()
 
-    def _on_reset(self, _flags: int, number: int, payload: bytes) -> None:
+    def _on_reset(self, _flags: int, stream_id: int, payload: bytes) -> None:
         h.read_number(payload, "RST_STREAM")
-        stream = self._streams.get(number)
+        stream = self._streams.get(stream_id)
         if stream is None:
-            self._stray(number)
+            self._check_was_opened(stream_id)
             return
         self._resets += 1
-        if self._resets > RESETS + self._answered:
+        if self._resets > UNANSWERED_RESETS + self._answered_count:
             raise h.Http2Error(
-                h.Code.ENHANCE_YOUR_CALM, f"{self._resets} requests were reset without an answer."
+                h.Code.ENHANCE_YOUR_CALM,
+                f"{self._resets} requests were reset, and only {self._answered_count} answered.",
             )
-        is_answered = stream.is_over
-        self.forget(stream)
+        is_answered = stream.is_closed
+        self.remove_stream(stream)
         if not is_answered:
-            stream.lost()
+            stream.cancelled()
 
-    def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
-        if number:
-            raise h.Http2Error(h.Code.PROTOCOL_ERROR, "SETTINGS of a stream.")
-        self._count_costly()
+    def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise h.Http2Error(h.Code.PROTOCOL_ERROR, "SETTINGS on a stream.")
+        self._count_overhead()
         if flags & h.ACK:
             return
-        found = h.read_settings(payload)
-        self.frame_bytes_max = found.get(h.Setting.MAX_FRAME_SIZE, self.frame_bytes_max)
-        window = found.get(h.Setting.INITIAL_WINDOW_SIZE, self.stream_window)
+        settings = h.read_settings(payload)
+        self.frame_bytes_max = settings.get(h.Setting.MAX_FRAME_SIZE, self.frame_bytes_max)
+        window = settings.get(h.Setting.INITIAL_WINDOW_SIZE, self.stream_window)
         is_wider, self.stream_window = window > self.stream_window, window
         if window + self.largest_delta > h.WINDOW_BYTES_MAX:
+            # `largest_delta` may be too high since a stream has ended.
             deltas = [stream.window_delta for stream in self._streams.values()]
             self.largest_delta = max(deltas, default=0)
             if window + self.largest_delta > h.WINDOW_BYTES_MAX:
@@ -526,185 +596,205 @@ class Http2Connection(Accepted):
         if is_wider:
             self._send_stalled()
 
-    def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
-        if number or len(payload) != 8:
-            raise h.Http2Error(h.Code.PROTOCOL_ERROR, "A PING of a stream, or not of 8 bytes.")
-        self._count_costly()
+    def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id or len(payload) != 8:
+            raise h.Http2Error(h.Code.PROTOCOL_ERROR, "PING on a stream, or not of 8 bytes.")
+        self._count_overhead()
         if not flags & h.ACK:
             self.write(h.frame(h.PING, h.ACK, 0, payload))
         elif payload == DRAIN_PING:
-            self.refuse_streams()
+            self.refuse_new_streams()
 
-    def _on_window(self, _flags: int, number: int, payload: bytes) -> None:
-        more = h.read_number(payload, "WINDOW_UPDATE")
-        self._count_costly()
-        self.frame_sweeps = 0
-        if number == 0:
-            self.window += more
-            if not more or self.window > h.WINDOW_BYTES_MAX:
-                raise h.Http2Error(h.Code.FLOW_CONTROL_ERROR, "The window grows by 0 or too much.")
+    def _on_window_update(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        increment = h.read_number(payload, "WINDOW_UPDATE")
+        self._count_overhead()
+        self.sweeps_since_frame = 0
+        if stream_id == 0:
+            self.send_window += increment
+            if not increment or self.send_window > h.WINDOW_BYTES_MAX:
+                raise h.Http2Error(h.Code.FLOW_CONTROL_ERROR, "WINDOW_UPDATE by 0 or too much.")
             self._send_stalled()
             return
-        stream = self._streams.get(number)
+        stream = self._streams.get(stream_id)
         if stream is None:
-            self._stray(number)
-        elif not more or not stream.granted(more):
+            self._check_was_opened(stream_id)
+        elif not increment or not stream.increase_send_window(increment):
             stream.reset(h.Code.FLOW_CONTROL_ERROR)
         else:
-            stream.send_frames()
+            stream.flush()
 
-    def _pass_over(self, _flags: int, _number: int, _payload: bytes) -> None:
-        self._count_costly()
+    def _ignore(self, _flags: int, _stream_id: int, _payload: bytes) -> None:
+        self._count_overhead()
 
-    def _on_push(self, _flags: int, _number: int, _payload: bytes) -> None:
-        raise h.Http2Error(h.Code.PROTOCOL_ERROR, "Clients do not push.")
+    def _on_push_promise(self, _flags: int, _stream_id: int, _payload: bytes) -> None:
+        raise h.Http2Error(h.Code.PROTOCOL_ERROR, "A client may not send PUSH_PROMISE.")
 
-    def _count_costly(self) -> None:
-        self._costly += 1
-        if self._costly > COSTLY_FRAMES + COSTLY_PER_USE * self._useful:
+    def _count_overhead(self) -> None:
+        """Count a frame that asks for nothing. Raise Http2Error if there are too many."""
+        self._overhead_frames += 1
+        frames_max = OVERHEAD_FRAMES + OVERHEAD_FRAMES_PER_USEFUL * self._useful_frames
+        if self._overhead_frames > frames_max:
             raise h.Http2Error(
                 h.Code.ENHANCE_YOUR_CALM,
-                f"{self._costly} frames ask for nothing, {self._useful} for something.",
+                f"{self._overhead_frames} frames asked for nothing, {self._useful_frames} for "
+                "something.",
             )
 
     # ------------------------------------------------------------------------------ bytes out
 
     def write(self, data: bytes) -> None:
-        """Whole frames, which leave together with others."""
-        if not self._outgoing and not self._is_serving:
+        """Send whole frames, together with others that are written in the same iteration."""
+        if not self._outgoing and not self._is_handling:
             self._loop.call_soon(self._flush)
         self._outgoing.append(data)
 
     def _flush(self) -> None:
+        """Send the written frames. Close the connection if it is drained and has no streams."""
         outgoing, self._outgoing = self._outgoing, []
         if outgoing:
             self.peer.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
         if self._is_draining and not self._streams:
             self.peer.close()
-        held = self.unfinished_bytes + self._headers_bytes
-        if self._held or held > PENDING_SMALL:
-            self._hold(held)
+        unfinished = self.unfinished_bytes + self._headers_bytes
+        if self._counted_bytes or unfinished > UNCOUNTED_BYTES:
+            self._count_unfinished(unfinished)
 
-    def rank(self, stream: Stream) -> None:
-        """Note the window of a stream whose bytes wait."""
-        if len(self._ranks) > 2 * len(self.stalled) + RANKS_LOOSE:  # most mean nothing any more
-            self._ranks = [(-it.window_delta, number) for number, it in self.stalled.items()]
+    def rank_stream(self, stream: Stream) -> None:
+        """Add a stalled stream, with its present window, to the order of stalled streams."""
+        if len(self._ranks) > 2 * len(self.stalled_streams) + STALE_RANKS:
+            # Most entries are invalid: rebuild the heap.
+            self._ranks = [(-it.window_delta, key) for key, it in self.stalled_streams.items()]
             heapq.heapify(self._ranks)
         else:
-            heapq.heappush(self._ranks, (-stream.window_delta, stream.number))
+            heapq.heappush(self._ranks, (-stream.window_delta, stream.stream_id))
 
     def _send_stalled(self) -> None:
-        """Send frames of the streams whose bytes wait, each from the stream with the widest window,
-        so that streams with equal windows take turns, as long as the connection has room."""
-        while self._ranks and self.window > 0:
+        """Send waiting bytes of all streams, as far as the connection's window allows.
+
+        Each frame is taken from the stream with the widest window, so that streams with equal
+        windows take turns.
+        """
+        while self._ranks and self.send_window > 0:
             ranks = self._ranks
-            delta, number = ranks[0]
-            stream = self.stalled.get(number)
-            if stream is None or stream.window_delta != -delta:
+            negative_delta, stream_id = ranks[0]
+            stream = self.stalled_streams.get(stream_id)
+            if stream is None or stream.window_delta != -negative_delta:
                 heapq.heappop(ranks)
-            elif not stream.send_frame():
-                break  # no window is wider
-            elif number in self.stalled:
-                stream.note_rank()
-                heapq.heapreplace(ranks, (-stream.window_delta, number))
+            elif not stream.send_data_frame():
+                break  # no other stream has a wider window
+            elif stream_id in self.stalled_streams:
+                stream.update_rank()
+                heapq.heapreplace(ranks, (-stream.window_delta, stream_id))
             else:
                 heapq.heappop(ranks)
 
-    def ended(self, stream: Stream) -> None:
-        """The answer is complete. HOT."""
-        self._useful += 1
-        self._answered += 1
-        self.frame_sweeps = 0
-        if stream.is_half:
-            self.forget(stream)
-        else:  # some say in a frame of its own that they have said all
+    # Called for each unary call: keep it cheap.
+    def response_completed(self, stream: Stream) -> None:
+        """Note that all frames of a stream's response are written."""
+        self._useful_frames += 1
+        self._answered_count += 1
+        self.sweeps_since_frame = 0
+        if stream.is_half_closed:
+            self.remove_stream(stream)
+        else:
+            # Some clients send END_STREAM later, in a frame of its own.
             stream.close()
-            self._loop.call_later(LINGER_S, self._linger, stream)
+            self._loop.call_later(HALF_CLOSE_WAIT_S, self._stop_receiving, stream)
 
-    def _linger(self, stream: Stream) -> None:
-        """A client had more to say on a stream that is answered; in the end nobody listens."""
-        if not stream.is_half and stream.number in self._streams:
-            self.write(h.reset(stream.number, h.Code.NO_ERROR))
-            stream.is_half = True
-        if stream.is_half:
-            self.forget(stream)
+    def _stop_receiving(self, stream: Stream) -> None:
+        """Remove an answered stream. If the client has not ended its side, tell it to stop.
 
-    def forget(self, stream: Stream) -> None:
-        """A stream is over, however it ended."""
+        RST_STREAM with NO_ERROR asks a client to stop sending (RFC 9113 section 8.1).
+        """
+        if not stream.is_half_closed and stream.stream_id in self._streams:
+            self.write(h.reset(stream.stream_id, h.Code.NO_ERROR))
+            stream.is_half_closed = True
+        if stream.is_half_closed:
+            self.remove_stream(stream)
+
+    def remove_stream(self, stream: Stream) -> None:
+        """Close a stream and forget it."""
         stream.close()
-        if self._streams.pop(stream.number, None) is not None:
-            self._headers_bytes -= stream.headers_bytes
+        if self._streams.pop(stream.stream_id, None) is not None:
+            self._headers_bytes -= stream.header_list_bytes
         if self._is_draining and not self._streams:
             self._loop.call_soon(self._flush)
 
-    # ------------------------------------------------------------------------------- its end
+    # --------------------------------------------------------------------------------- closing
 
-    def refuse(self, text: str, code: h.Code = h.Code.PROTOCOL_ERROR) -> None:
-        """Say why, to the client too, and close."""
-        if self._has_begun:
-            self._outgoing.append(h.goaway(self._last, code, text))
+    def close_with_reason(self, reason: str, code: h.Code = h.Code.PROTOCOL_ERROR) -> None:
+        """Log `reason`, send it to the client in a GOAWAY with `code`, and close the connection."""
+        if self._has_preface:
+            self._outgoing.append(h.goaway(self._last_stream_id, code, reason))
             self._flush()
-        super().refuse(text)
+        super().close_with_reason(reason)
 
     def drain(self) -> None:
-        """Tell the client to go; it is closed when it has all its answers."""
-        if not self._has_begun:
+        """Shut the connection down gracefully (RFC 9113 section 6.8).
+
+        A first GOAWAY names no stream, so that no request in flight is lost. New streams are
+        refused after the client's response to a PING, or after DRAIN_PING_TIMEOUT_S. The connection
+        closes when all responses are sent.
+        """
+        if not self._has_preface:
             self.peer.close()
             return
         self.write(h.goaway(h.STREAM_MAX, h.Code.NO_ERROR) + h.frame(h.PING, 0, 0, DRAIN_PING))
-        self._loop.call_later(DRAIN_STEP_S, self.refuse_streams)
+        self._loop.call_later(DRAIN_PING_TIMEOUT_S, self.refuse_new_streams)
 
-    def refuse_streams(self) -> None:
-        """What the client has asked until now is served, and no more."""
+    def refuse_new_streams(self) -> None:
+        """Serve the streams that the client has opened, and refuse further ones."""
         if not self._is_draining and not self.peer.closed:
             self._is_draining = True
-            self.write(h.goaway(self._last, h.Code.NO_ERROR))
+            self.write(h.goaway(self._last_stream_id, h.Code.NO_ERROR))
 
 
-_Handler = Callable[[Http2Connection, int, int, bytes], None]
-_HANDLERS: Final[tuple[_Handler, ...]] = (
+_FrameHandler = Callable[[Http2Connection, int, int, bytes], None]
+_HANDLERS: Final[tuple[_FrameHandler, ...]] = (
     Http2Connection._on_data,
     Http2Connection._on_headers,
-    Http2Connection._pass_over,  # PRIORITY
+    Http2Connection._ignore,  # PRIORITY
     Http2Connection._on_reset,
     Http2Connection._on_settings,
-    Http2Connection._on_push,
+    Http2Connection._on_push_promise,
     Http2Connection._on_ping,
-    Http2Connection._pass_over,  # GOAWAY: it opens no more streams; those that there are go on
-    Http2Connection._on_window,
+    Http2Connection._ignore,  # GOAWAY: the client opens no more streams; open ones go on
+    Http2Connection._on_window_update,
     Http2Connection._on_continuation,
 )
-"""By kind."""
+"""The handlers by frame type."""
 
 
 class Http2Server(Server):
-    """Serves streams of one kind on all its ports."""
+    """A server whose connections speak HTTP/2 and whose streams are all of one class."""
 
     def __init__(
         self,
-        make: MakeStream,
-        shares: Shares,
+        make_stream: StreamFactory,
+        scheduler: FairScheduler,
         *,
         is_guarded: bool = False,
         on_disconnect: OnPeer | None = None,
         limits: ServerLimits = SERVER_LIMITS,
         tls: TlsAcceptor | None = None,
     ) -> None:
-        """`tls`: None serves plain connections only."""
+        """Create a server; `make_stream` makes its streams. The rest is as for `Server`."""
         super().__init__(
-            limits, shares, is_guarded=is_guarded, on_disconnect=on_disconnect, tls=tls
+            limits, scheduler, is_guarded=is_guarded, on_disconnect=on_disconnect, tls=tls
         )
-        self._make = make
+        self._make_stream = make_stream
 
-    def _accepted(self) -> Http2Connection:
-        return Http2Connection(self, self._make)
+    def _new_connection(self) -> Http2Connection:
+        return Http2Connection(self, self._make_stream)
 
     async def drain(self, timeout_s: float) -> None:
-        """Tell all clients to go, and wait until they have their answers, at most so long. New
-        connections are not accepted any more; `close` comes next."""
+        """Stop listening, drain all connections, and wait until they are closed.
+
+        Return after `timeout_s` even if some are open. Call `close` afterwards.
+        """
         self.stop_listening()
         for connection in self.connections:
             cast(Http2Connection, connection).drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self.gone()
+                await self.wait_disconnected()

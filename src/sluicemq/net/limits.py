@@ -1,22 +1,24 @@
-"""What a connection, an address and all connections together may take of a server: bytes and time.
+"""Limits that protect a server against its clients: memory, frames, requests, time.
 
-Frames are bounded where they are read (`wire.frames`, `net.dispatch`): size of a frame and
-of its header. Here is what only a server can count: connections of an address, bytes of unfinished
-frames, the time one takes to become whole, requests of a client that has not yet been let in.
-the page on security has the table.
+`wire.frames` and `net.dispatch` limit the size of a single frame and of its header. This module has
+the limits that only a server can count: connections of one address, bytes of unfinished frames,
+and refused requests. The page on security has the table of all limits.
 
-A limit closes the connection when going on would cost memory or time, and is an answer when the
-request itself is what is too large. Nothing here costs a whole frame anything.
+A limit closes the connection if continuing would cost memory or time. It is answered with an error
+if only the request itself is too large. Frames that arrive whole are not counted here at all.
 
-`Shares` gives each connection a fair share of the loop's time. One request may take a millisecond,
-and one client may send a thousand at once. A turn of the loop has a budget: when it is used up,
-further requests wait for the next turn, where the connection that has used least goes first
-(start-time fair queueing: a connection that returns after a pause starts slightly ahead of the
-others, and has saved nothing else). So a client that asks for little waits for one slice of another
-client, however many ask for much, and a client that is alone may use everything.
+`FairScheduler` gives each connection a fair share of the event loop's time, because one request may
+take a millisecond and one client may send a thousand at once. Time is divided into scheduling
+rounds. A round has a budget of `ROUND_BUDGET_S`. When it is used up, further requests wait for the
+next round, which begins with the connection that has used the least time. (The literature calls
+this start-time fair queueing: a connection that was idle is placed slightly ahead of the others,
+but the time that it did not use is not saved.) So a client with few requests waits for at most one
+slice of another client, however many clients ask for much, and a client that is alone may use all
+the time.
 
-Sends do not wait here (`dispatch`: quick handlers), nor does work that has begun: a slice is as
-long as its handler makes it. Longer work is cut into slices by `net.work.background`.
+Requests with a fast handler, such as sends, never wait here (`dispatch`). Work that has begun is
+not interrupted: a slice is as long as its handler takes. Long work is divided into slices by
+`net.work.background`.
 """
 
 import heapq
@@ -39,58 +41,73 @@ from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command
 
 HEADER_BYTES_MAX: Final = 1 << 20
-"""Of a request. The largest honest one, a send whose 32 KiB of properties all need escapes, has
-200 kB. RocketMQ takes 16 MiB."""
+"""The largest header of a request. The largest legitimate one has 200 kB: a send with 32 KiB of
+properties that all need escapes. RocketMQ accepts 16 MiB."""
 FIELDS_MAX: Final = 256
 BODY_BYTES_MAX: Final = 1 << 20
-"""Of a request that carries no messages and is one of WITH_TABLES. A heartbeat for 1,000 topics has
-250 kB."""
+"""The largest body of a request in CODES_WITH_LISTS. A heartbeat for 1,000 topics has 250 kB."""
 SMALL_BODY_BYTES_MAX: Final = 64 * 1024
-"""Of all other requests that carry no messages."""
-INLINE_BYTES: Final = 16 * 1024
-"""What is decoded on the loop: a millisecond of it."""
-ODD_BODY_BYTES_MAX: Final = 64 * 1024
-"""The most bytes of a body in JSON as only fastjson writes it: integer keys, objects as keys,
-references."""
-ODD_VALUES_MAX: Final = 4096
-"""The most values of such a body. The tolerant parser takes 1.5 µs for a value."""
-REFERENCED_VALUES_MAX: Final = 2 * ODD_VALUES_MAX
-"""The most values of a body in plain JSON with references, which take 1 µs for a value."""
+"""The largest body of a request that is neither in CODES_WITH_LISTS nor in CODES_WITH_MESSAGES."""
+INLINE_DECODE_BYTES: Final = 16 * 1024
+"""Larger bodies are decoded on another thread. Decoding this many bytes takes a millisecond."""
+EXTENDED_JSON_BYTES_MAX: Final = 64 * 1024
+"""The largest body with extensions of JSON that only fastjson writes: integer keys, objects as
+keys, references."""
+EXTENDED_JSON_VALUES_MAX: Final = 4096
+"""The most values of such a body. The lenient parser takes 1.5 µs for each value."""
+REFERENCED_VALUES_MAX: Final = 2 * EXTENDED_JSON_VALUES_MAX
+"""The most values of a body in standard JSON with references, which take 1 µs for each value."""
 JSON_VALUES_MAX: Final = 250_000
-"""The most values of a body in plain JSON. 1 MiB of a heartbeat has 100,000."""
+"""The most values of a body in standard JSON. 1 MiB of a heartbeat has 100,000."""
 JSON_CONTAINERS_MAX: Final = 32_768
-"""The most objects and lists of a body in plain JSON: each costs as much as ten numbers. 1 MiB of
-a heartbeat has 20,000."""
-HEADER_PLAIN_BYTES: Final = 32 * 1024
-"""Up to here the JSON of a header cannot be dear. A longer one is weighed before it is decoded."""
+"""The most objects and lists of a body in standard JSON: each costs as much as ten numbers. 1 MiB
+of a heartbeat has 20,000."""
+HEADER_UNCHECKED_BYTES: Final = 32 * 1024
+"""Decoding a header of up to this size is cheap. The values of a longer one are counted first."""
 HEADER_VALUES_MAX: Final = 4096
-"""The most values of a header that is longer than HEADER_PLAIN_BYTES."""
-REFUSED_MAX: Final = 64
-"""Requests without rights that a connection may make before the first that is allowed."""
-KINDS_MAX: Final = 4096
-UNTRUSTED_PART: Final = 4
-"""Of the unfinished bytes of all connections, those that nobody vouches for have this part."""
-PENDING_SMALL: Final = 64 * 1024
-"""Unfinished frames below it are not counted: 16,384 connections may well have some."""
+"""The most values of a header that is longer than HEADER_UNCHECKED_BYTES."""
+REFUSALS_MAX: Final = 64
+"""Refused requests of a connection before its first allowed one; one more closes it."""
+LOG_KINDS_MAX: Final = 4096
+UNTRUSTED_DIVISOR: Final = 4
+"""Untrusted connections together may hold this fraction (1/4) of all unfinished bytes."""
+UNCOUNTED_BYTES: Final = 64 * 1024
+"""Smaller unfinished frames are not counted, because 16,384 connections may well have some."""
 
-WITH_MESSAGES: Final = frozenset({
-    RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE,
-    RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2,
-    RequestCode.REGISTER_BROKER,
-})  # fmt: skip
-"""Their bodies may fill a frame; 103 brings all topics of a broker."""
-WITH_TABLES: Final = frozenset({
-    RequestCode.HEART_BEAT, RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ,
-    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
-    RequestCode.BATCH_ACK_MESSAGE, RequestCode.SLUICE_COMMIT_EPOCH,
-})  # fmt: skip
-"""Their bodies name many things. They are decoded beside the loop, and worked at in steps."""
+CODES_WITH_MESSAGES: Final = frozenset(
+    {
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE_V2,
+        RequestCode.REGISTER_BROKER,
+    }
+)
+"""Requests whose bodies may be as large as a frame. REGISTER_BROKER (103) contains all topics of a
+broker."""
+CODES_WITH_LISTS: Final = frozenset(
+    {
+        RequestCode.HEART_BEAT,
+        RequestCode.LOCK_BATCH_MQ,
+        RequestCode.UNLOCK_BATCH_MQ,
+        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        RequestCode.BATCH_ACK_MESSAGE,
+        RequestCode.SLUICE_COMMIT_EPOCH,
+    }
+)
+"""Requests whose bodies are long lists. They are decoded on another thread and processed in
+slices."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Of one listening server; `connections_per_address_max` 0 is without a limit, `is_protected`
-    lets in clients of this machine alone (`protected.py`)."""
+    """The limits of one listening server.
+
+    `connections_per_address_max` 0 means no limit. `is_protected` means protected mode: only
+    clients on this machine are served (`accept`).
+    """
 
     connections_max: int = 10_000
     connections_per_address_max: int = 0
@@ -101,8 +118,8 @@ class ServerLimits:
     is_protected: bool = False
 
     @classmethod
-    def of(cls, config: ServerConfig) -> "ServerLimits":
-        """Those of the settings of a server, which has a field for each."""
+    def from_config(cls, config: ServerConfig) -> "ServerLimits":
+        """Return the limits that `config` sets, and the defaults where it has no setting."""
         return cls(
             **{
                 item.name: getattr(config, item.name)
@@ -118,61 +135,72 @@ SERVER_LIMITS: Final = ServerLimits()
 _JSON_START: Final = re.compile(rb"[ \t\r\n\f\b]*[{\[]")
 
 
-def check_request(command: Command, with_messages: Collection[int] | None) -> None:
-    """Raise RequestError unless a request has a size, and JSON of a weight, that its code may have.
+def check_request(command: Command, codes_with_messages: Collection[int] | None) -> None:
+    """Raise RequestError if a request has too many header fields or too large a body for its code.
 
-    `with_messages`: the codes whose bodies may fill a frame; None: all, and then no body is
-    weighed.
+    Requests in `codes_with_messages` may have a body of any size. None means that all requests
+    may. A body that is JSON must also be cheap to decode (`check_json`), unless
+    `codes_with_messages` is None or the code is in CODES_WITH_MESSAGES.
     """
-    fields = command.fields
-    if fields is not None and len(fields) > FIELDS_MAX:
+    header_fields = command.fields
+    if header_fields is not None and len(header_fields) > FIELDS_MAX:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,
-            f"The request has {len(fields)} header fields, the limit is {FIELDS_MAX}.",
+            f"The request has {len(header_fields)} header fields, the limit is {FIELDS_MAX}.",
         )
     size = len(command.body)
-    most = BODY_BYTES_MAX if command.code in WITH_TABLES else SMALL_BODY_BYTES_MAX
-    if size > most and with_messages is not None and command.code not in with_messages:
+    size_max = BODY_BYTES_MAX if command.code in CODES_WITH_LISTS else SMALL_BODY_BYTES_MAX
+    if (
+        size > size_max
+        and codes_with_messages is not None
+        and command.code not in codes_with_messages
+    ):
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,
-            f"The body of a request {command.code} has {size} bytes, the limit is {most}. "
+            f"The body of request {command.code} has {size} bytes, the limit is {size_max}. "
             "Split it up.",
         )
-    if with_messages is None or command.code in WITH_MESSAGES or not size:
+    if codes_with_messages is None or command.code in CODES_WITH_MESSAGES or not size:
         return
     check_json(command.code, bytes(command.body))
 
 
 def check_json(code: int, body: bytes) -> None:
-    """Raise RequestError if `body`, that of a request `code`, is JSON whose decoding could take
-    longer than a few milliseconds. A body that is not JSON passes. Commas, colons and brackets
-    within texts count as if they separated values."""
-    if _JSON_START.match(body) is None or len(body) <= ODD_VALUES_MAX:
+    """Raise RequestError if `body`, of request `code`, is JSON that takes too long to decode.
+
+    "Too long" means more than a few milliseconds. A body that is not JSON passes. Values are
+    counted by commas, colons and brackets, also by those within strings.
+    """
+    if _JSON_START.match(body) is None or len(body) <= EXTENDED_JSON_VALUES_MAX:
         return
     values, containers = fastjson.weigh(body)
     if values > JSON_VALUES_MAX or containers > JSON_CONTAINERS_MAX:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,
-            f"The body of a request {code} has more than {JSON_VALUES_MAX} values, or more than "
+            f"The body of request {code} has more than {JSON_VALUES_MAX} values, or more than "
             f"{JSON_CONTAINERS_MAX} objects and lists. Split it up.",
         )
-    if code not in WITH_TABLES or len(body) <= INLINE_BYTES:
-        check_plain(body)
+    if code not in CODES_WITH_LISTS or len(body) <= INLINE_DECODE_BYTES:
+        check_fastjson_extensions(body)
 
 
-def check_plain(body: bytes) -> None:
-    """Raise RequestError if `body` is JSON that only the tolerant parser reads, or has references,
-    and more than a little of it. For a body of WITH_TABLES this is done where it is decoded."""
+def check_fastjson_extensions(body: bytes) -> None:
+    """Raise RequestError if `body` uses fastjson's extensions of JSON and is too large for that.
+
+    Extensions are what only the lenient parser reads, and references. A body of a request in
+    CODES_WITH_LISTS is checked where it is decoded, because the check itself takes time.
+    """
     values = fastjson.weigh(body).values
-    if len(body) <= ODD_BODY_BYTES_MAX and values <= ODD_VALUES_MAX:
+    if len(body) <= EXTENDED_JSON_BYTES_MAX and values <= EXTENDED_JSON_VALUES_MAX:
         return
     try:
         orjson.loads(body)
     except orjson.JSONDecodeError:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,
-            f"The body of {len(body)} bytes is not plain JSON; such bodies may have "
-            f"{ODD_BODY_BYTES_MAX} bytes and {ODD_VALUES_MAX} values. Write plain JSON.",
+            f"The body of {len(body)} bytes is not standard JSON; such bodies may have at most "
+            f"{EXTENDED_JSON_BYTES_MAX} bytes and {EXTENDED_JSON_VALUES_MAX} values. Write "
+            "standard JSON.",
         ) from None
     if values > REFERENCED_VALUES_MAX and fastjson.REFERENCE in body:
         raise RequestError(
@@ -183,11 +211,13 @@ def check_plain(body: bytes) -> None:
 
 
 def check_header(header: bytes) -> None:
-    """Raise ProtocolError if the JSON of a header longer than HEADER_PLAIN_BYTES could take longer
-    than a few milliseconds to decode."""
+    """Raise ProtocolError if a header has more than HEADER_VALUES_MAX values.
+
+    Call it for headers longer than HEADER_UNCHECKED_BYTES, before they are decoded.
+    """
     if fastjson.weigh(header).values <= HEADER_VALUES_MAX:
         return
-    # The properties of a message may hold any number of commas.
+    # The properties of a message are one string, which may contain any number of commas.
     if fastjson.weigh(fastjson.without_texts(header, HEADER_VALUES_MAX)).values > HEADER_VALUES_MAX:
         raise ProtocolError(
             f"A header of {len(header)} bytes has more than {HEADER_VALUES_MAX} values."
@@ -195,26 +225,30 @@ def check_header(header: bytes) -> None:
 
 
 class AddressLimit:
-    """Connections by address. Loopback is exempt: all clients behind a proxy or a tunnel on this
-    machine come from there, and who is on the machine has other means."""
+    """Counts the connections of each IP address, up to a limit.
 
-    __slots__ = ("_count", "_is_exempt", "max")
+    Loopback addresses are exempt: all clients behind a proxy or tunnel on this machine have them,
+    and a local attacker has other means.
+    """
 
-    def __init__(self, maximum: int, exempt: Callable[[str], bool] = is_loopback) -> None:
-        self.max = maximum
-        self._is_exempt = exempt
+    __slots__ = ("_count", "_is_exempt", "count_max")
+
+    def __init__(self, count_max: int, is_exempt: Callable[[str], bool] = is_loopback) -> None:
+        """Allow `count_max` connections for each address; 0 means no limit."""
+        self.count_max = count_max
+        self._is_exempt = is_exempt
         self._count: dict[str, int] = {}
 
-    def enter(self, address: str) -> bool:
-        """One more; False, and not counted, when there are too many already."""
+    def acquire(self, address: str) -> bool:
+        """Count one more connection of `address`. Return False, and count nothing, at the limit."""
         count = self._count.get(address, 0)
-        if 0 < self.max <= count and not self._is_exempt(address):
+        if 0 < self.count_max <= count and not self._is_exempt(address):
             return False
         self._count[address] = count + 1
         return True
 
-    def leave(self, address: str) -> None:
-        """One that was counted is gone."""
+    def release(self, address: str) -> None:
+        """Count one connection of `address` less."""
         count = self._count.get(address, 0) - 1
         if count > 0:
             self._count[address] = count
@@ -225,39 +259,48 @@ class AddressLimit:
         return len(self._count)
 
 
-class Pending:
-    """The bytes of unfinished frames, of all connections of a server.
+class UnfinishedBytes:
+    """The number of bytes of unfinished frames, over all connections of a server.
 
-    Where requests need rights, connections that have not had one allowed share a part: they
-    can neither fill the memory nor take the place of those that have.
+    If access control decides about requests, the untrusted connections (those without an allowed
+    request) may together hold only a part of the limit. So they can neither fill the memory nor
+    leave no room for trusted connections.
     """
 
-    __slots__ = ("_max", "_untrusted_max", "total", "untrusted")
+    __slots__ = ("_max", "_untrusted_max", "total_bytes", "untrusted_bytes")
 
     def __init__(self, bytes_max: int, *, is_guarded: bool) -> None:
+        """Allow `bytes_max` bytes. `is_guarded` says that access control decides about requests."""
         self._max = bytes_max
-        self._untrusted_max = bytes_max // UNTRUSTED_PART if is_guarded else bytes_max
-        self.total = 0
-        self.untrusted = 0
+        self._untrusted_max = bytes_max // UNTRUSTED_DIVISOR if is_guarded else bytes_max
+        self.total_bytes = 0
+        self.untrusted_bytes = 0
 
-    def change(self, more: int, *, is_trusted: bool) -> bool:
-        """A connection holds `more` bytes than before (or less, below 0). False: too many."""
-        self.total += more
+    def add(self, size: int, *, is_trusted: bool) -> bool:
+        """Add `size` bytes that a connection holds; a negative size subtracts them.
+
+        Return False if that exceeds the limit. The bytes are counted even then.
+        """
+        self.total_bytes += size
         if not is_trusted:
-            self.untrusted += more
-        if more <= 0:
+            self.untrusted_bytes += size
+        if size <= 0:
             return True
-        return self.total <= self._max and (is_trusted or self.untrusted <= self._untrusted_max)
+        return self.total_bytes <= self._max and (
+            is_trusted or self.untrusted_bytes <= self._untrusted_max
+        )
 
-    def trust(self, held: int) -> None:
-        """A connection that holds so many bytes is trusted from now on."""
-        self.untrusted -= held
+    def move_to_trusted(self, size: int) -> None:
+        """Count the `size` bytes of a connection, which has become trusted, as trusted bytes."""
+        self.untrusted_bytes -= size
 
 
-class LogLimit(logging.Filter):
-    """At most `count_max` records of a kind in `period_s`: whatever clients can make a server say
-    again and again must not fill its disk. A kind is a logger and its text before the values are
-    in it. The first record of the next period says how many were left out.
+class LogRateLimit(logging.Filter):
+    """A log filter that passes at most `count_max` records of a kind in `period_s` seconds.
+
+    Without it, clients that make a server log the same again and again could fill its disk. Records
+    are of the same kind if their logger and their text before formatting are equal. The first
+    record of the next period says how many were suppressed.
     """
 
     def __init__(self, count_max: int = 50, period_s: float = 60.0) -> None:
@@ -270,11 +313,11 @@ class LogLimit(logging.Filter):
         key = (record.name, str(record.msg)[:200])
         begin_s, count = self._kinds.get(key, (record.created, 0))
         if not 0 <= record.created - begin_s < self._period_s:
-            left_out = count - self._count_max
-            if left_out > 0:
-                record.msg = f"{record.msg} ({left_out} more like this were left out)"
+            suppressed = count - self._count_max
+            if suppressed > 0:
+                record.msg = f"{record.msg} ({suppressed} more like this were suppressed)"
             begin_s, count = record.created, 0
-        if count == 0 and len(self._kinds) >= KINDS_MAX:
+        if count == 0 and len(self._kinds) >= LOG_KINDS_MAX:
             self._kinds.clear()
         self._kinds[key] = (begin_s, count + 1)
         return count < self._count_max
@@ -283,180 +326,206 @@ class LogLimit(logging.Filter):
 log = logging.getLogger(__name__)
 slow_log = logging.getLogger("sluicemq.slow")
 
-TURN_S: Final = 0.001
-"""So much of a turn goes to requests; then those that are left have to wait for the next one."""
+ROUND_BUDGET_S: Final = 0.001
+"""The time of a scheduling round for requests; the remaining requests wait for the next round."""
 CREDIT_S: Final = 0.005
-"""A connection that has asked for nothing starts this far ahead of the others."""
-NOTED_S: Final = 0.000_05
-"""What takes less goes on no account, as long as nobody waits: an ordinary pull."""
-SERVED_MAX: Final = 64
-"""So many of those who wait are served in a turn, under a clock that stands still."""
-WEIGHT_MAX: Final = 16
-"""The next request of a connection waits while its work items weigh this much together."""
+"""A connection that was idle is placed this far ahead of the others."""
+CHARGED_MIN_S: Final = 0.000_05
+"""Shorter requests, such as an ordinary pull, are not charged to their connection."""
+RUNS_PER_ROUND_MAX: Final = 64
+"""The most waiting slices and reads that run in one round, in case the clock does not advance."""
+WORK_WEIGHT_MAX: Final = 16
+"""The next request of a connection waits while its open work items have this weight together."""
 
 Run = Callable[[], Any]
 
 
-class _Account:
-    """What a connection has used, and what it waits for: slices of its work, and to be read."""
+class _OwnerState:
+    """What one owner has used and what it waits for: slices of its work items, and a read."""
 
-    __slots__ = ("is_waiting", "request", "slices", "spent_s", "works")
+    __slots__ = ("is_waiting", "open_weight", "pending_read", "slices", "used_s")
 
     def __init__(self) -> None:
-        self.spent_s = 0.0
+        self.used_s = 0.0
         self.slices: deque[Run] = deque()
-        self.request: Run | None = None
-        self.works = 0
-        self.is_waiting = False  # in `Shares._waiting`
+        self.pending_read: Run | None = None
+        self.open_weight = 0  # of all its open work items
+        self.is_waiting = False  # whether it is in `FairScheduler._waiting`
 
     @property
-    def has_something(self) -> bool:
-        """Can it do something?"""
-        return bool(self.slices) or self.can_be_read
+    def has_runnable(self) -> bool:
+        """Whether it has a slice or a read that may run now."""
+        return bool(self.slices) or self.can_read
 
     @property
-    def can_be_read(self) -> bool:
-        return self.request is not None and self.works < WEIGHT_MAX
+    def can_read(self) -> bool:
+        """Whether a read is pending and its open work items leave room for another request."""
+        return self.pending_read is not None and self.open_weight < WORK_WEIGHT_MAX
 
-    def take(self) -> Run:
-        """What it does next: nothing if it has become full while it waited."""
-        if not self.can_be_read or self.request is None:
+    def take_next(self) -> Run:
+        """Remove and return what runs next: the read if it may run, else a slice.
+
+        Return a function that does nothing if neither may run, because the owner began further work
+        items while it waited.
+        """
+        if not self.can_read or self.pending_read is None:
             return self.slices.popleft() if self.slices else lambda: None
-        run, self.request = self.request, None
+        run, self.pending_read = self.pending_read, None
         return run
 
 
-class Shares:
-    """The time of one loop. Who uses it may be anything; connections are peers."""
+class FairScheduler:
+    """Shares the time of one event loop between owners, which are connections (peers) here.
+
+    An owner may be any hashable value; None stands for the server itself. The compiled engine uses
+    `now_s`, `is_tight`, `has_to_wait` and `spent` by these names.
+    """
 
     def __init__(self, now_s: Callable[[], float], call_soon: Callable[[Run], object]) -> None:
+        """Measure time with the clock `now_s`, and schedule rounds with the loop's `call_soon`."""
         self.now_s = now_s
         self._call_soon = call_soon
-        self._accounts: defaultdict[Hashable, _Account] = defaultdict(_Account)
-        self._waiting: list[tuple[float, int, _Account]] = []
-        self._numbers = count()
-        self._begun_s = 0.0  # what the one who was served last had used
-        self._used_s = 0.0  # of this turn
+        self._owners: defaultdict[Hashable, _OwnerState] = defaultdict(_OwnerState)
+        self._waiting: list[tuple[float, int, _OwnerState]] = []
+        """A heap of (used time, serial number, owner)."""
+        self._serial_numbers = count()
+        self._virtual_time_s = 0.0  # the used time of the owner that ran last
+        self._round_used_s = 0.0
         self.is_tight = False
-        """Does anybody have to wait? Then `has_to_wait` says who."""
-        self._is_over = False
+        """Whether any owner has to wait. If so, `has_to_wait` says which."""
+        self._is_budget_used = False
         self._is_scheduled = False
-        self._full: set[Hashable] = set()
-        self.before_turn: Run = lambda: None
-        """What must not wait for a turn: the answers of sends."""
+        self._full_owners: set[Hashable] = set()
+        self.before_round: Run = lambda: None
+        """Called before each round, for what must not wait: the responses to sends."""
         self.slow_s = math.inf
-        """A request that takes longer goes into the log."""
+        """Requests that take longer are logged."""
 
-    def has_to_wait(self, who: Hashable) -> bool:
-        """Is the turn's budget used up, or has this one too many works under way?"""
-        return self._is_over or who in self._full
+    def has_to_wait(self, owner: Hashable) -> bool:
+        """Return whether the next request of `owner` has to wait.
 
-    def spent(self, who: Hashable, begin_s: float, code: int = 0) -> float:
-        """Somebody has computed since `begin_s`, for a request of this code. Returns the time.
-        HOT."""
+        It waits if the budget of the round is used up, or if the owner's open work items weigh
+        WORK_WEIGHT_MAX or more.
+        """
+        return self._is_budget_used or owner in self._full_owners
+
+    # Called for each request that has no fast handler: keep it cheap.
+    def spent(self, owner: Hashable, begin_s: float, code: int = 0) -> float:
+        """Charge `owner` the time since `begin_s`, in which a request was handled. Return the time.
+
+        `code` is the request code, for the log of slow requests. Times are those of `now_s`.
+        """
         now_s = self.now_s()
         passed_s = now_s - begin_s
-        self._used_s += passed_s
-        if passed_s > NOTED_S:
-            self.charge(who, passed_s)
+        self._round_used_s += passed_s
+        if passed_s > CHARGED_MIN_S:
+            self.charge(owner, passed_s)
             if passed_s > self.slow_s:
-                note_slow(code, who, passed_s, "of computing")
-        if self._used_s >= TURN_S and not self._is_over:
-            self._is_over = self.is_tight = True
-            self._schedule()
+                log_slow_request(code, owner, passed_s, "of computing")
+        if self._round_used_s >= ROUND_BUDGET_S and not self._is_budget_used:
+            self._is_budget_used = self.is_tight = True
+            self._schedule_round()
         return now_s
 
-    def charge(self, who: Hashable, seconds: float) -> None:
-        """Somebody has used time, of another thread too."""
-        account = self._accounts[who]
-        account.spent_s = max(account.spent_s, self._begun_s - CREDIT_S) + seconds
+    def charge(self, owner: Hashable, seconds: float) -> None:
+        """Charge `owner` time that it has used, on this thread or another one."""
+        state = self._owners[owner]
+        state.used_s = max(state.used_s, self._virtual_time_s - CREDIT_S) + seconds
 
-    def spent_s(self, who: Hashable) -> float:
-        """By which to order those who wait for something else than the loop."""
-        return max(self._accounts[who].spent_s, self._begun_s - CREDIT_S)
+    def used_time_s(self, owner: Hashable) -> float:
+        """Return the time by which to order `owner` among others: the least goes first."""
+        return max(self._owners[owner].used_s, self._virtual_time_s - CREDIT_S)
 
-    def wait(self, who: Hashable, run: Run) -> None:
-        """A connection is read on when it is its turn."""
-        account = self._accounts[who]
-        account.request = run
-        self._stand(account)
+    def schedule_read(self, owner: Hashable, run: Run) -> None:
+        """Call `run`, which reads further requests of `owner`, in a later round."""
+        state = self._owners[owner]
+        state.pending_read = run
+        self._enqueue(state)
 
-    def add(self, who: Hashable, run: Run) -> None:
-        """A slice of a work, when it is its turn."""
-        account = self._accounts[who]
-        account.slices.append(run)
-        self._stand(account)
+    def schedule_slice(self, owner: Hashable, run: Run) -> None:
+        """Call `run`, a slice of a work item of `owner`, in a later round."""
+        state = self._owners[owner]
+        state.slices.append(run)
+        self._enqueue(state)
 
-    def begin_work(self, who: Hashable, weight: int = 1) -> None:
-        """A work is under way. The requests behind it need not wait, as long as the works of the
-        connection weigh less than WEIGHT_MAX together."""
-        account = self._accounts[who]
-        account.works += weight
-        if account.works >= WEIGHT_MAX:
-            self._full.add(who)
+    def begin_work(self, owner: Hashable, weight: int = 1) -> None:
+        """Note that `owner` has one more open work item.
+
+        Its further requests need not wait, as long as its open work items together weigh less than
+        WORK_WEIGHT_MAX.
+        """
+        state = self._owners[owner]
+        state.open_weight += weight
+        if state.open_weight >= WORK_WEIGHT_MAX:
+            self._full_owners.add(owner)
             self.is_tight = True
 
-    def end_work(self, who: Hashable, weight: int = 1) -> None:
-        """A work of this weight has ended."""
-        account = self._accounts.get(who)
-        if account is not None:
-            account.works -= weight
-            if account.works < WEIGHT_MAX:
-                self._full.discard(who)
-                self.is_tight = self._is_over or bool(self._full)
-                self._stand(account)
+    def end_work(self, owner: Hashable, weight: int = 1) -> None:
+        """Note that a work item of `owner` has ended, which began with the same `weight`."""
+        state = self._owners.get(owner)
+        if state is not None:
+            state.open_weight -= weight
+            if state.open_weight < WORK_WEIGHT_MAX:
+                self._full_owners.discard(owner)
+                self.is_tight = self._is_budget_used or bool(self._full_owners)
+                self._enqueue(state)
 
-    def forget(self, who: Hashable) -> None:
-        """The connection is gone."""
-        self._accounts.pop(who, None)
-        self._full.discard(who)
-        self.is_tight = self._is_over or bool(self._full)
+    def remove(self, owner: Hashable) -> None:
+        """Forget an owner that is gone, for example a closed connection."""
+        self._owners.pop(owner, None)
+        self._full_owners.discard(owner)
+        self.is_tight = self._is_budget_used or bool(self._full_owners)
 
-    def _stand(self, account: _Account) -> None:
-        if account.is_waiting or not account.has_something:
+    def _enqueue(self, state: _OwnerState) -> None:
+        """Let an owner wait for a round, unless it waits already or has nothing to run."""
+        if state.is_waiting or not state.has_runnable:
             return
-        account.is_waiting = True
-        account.spent_s = max(account.spent_s, self._begun_s - CREDIT_S)
-        heapq.heappush(self._waiting, (account.spent_s, next(self._numbers), account))
-        self._schedule()
+        state.is_waiting = True
+        state.used_s = max(state.used_s, self._virtual_time_s - CREDIT_S)
+        heapq.heappush(self._waiting, (state.used_s, next(self._serial_numbers), state))
+        self._schedule_round()
 
-    def _schedule(self) -> None:
-        """One iteration of the loop lies between two turns, in which others read and write."""
+    def _schedule_round(self) -> None:
+        """Begin a round after the next iteration of the event loop, which reads and writes."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._call_soon(lambda: self._call_soon(self._begin_turn))
+            self._call_soon(lambda: self._call_soon(self._run_round))
 
-    def _begin_turn(self) -> None:
-        """A new budget, for those first who wait."""
-        self._is_scheduled = self._is_over = False
-        self.is_tight = bool(self._full)
-        self._used_s = 0.0
-        self.before_turn()
-        for _ in range(SERVED_MAX):
-            if not self._waiting or self._used_s >= TURN_S:
+    def _run_round(self) -> None:
+        """Renew the budget, and run the owners that wait, those that have used least time first."""
+        self._is_scheduled = self._is_budget_used = False
+        self.is_tight = bool(self._full_owners)
+        self._round_used_s = 0.0
+        self.before_round()
+        for _ in range(RUNS_PER_ROUND_MAX):
+            if not self._waiting or self._round_used_s >= ROUND_BUDGET_S:
                 break
-            spent_s, _, account = heapq.heappop(self._waiting)
-            self._begun_s = max(self._begun_s, spent_s)
-            begin_s, used_s = self.now_s(), self._used_s
+            used_s, _, state = heapq.heappop(self._waiting)
+            self._virtual_time_s = max(self._virtual_time_s, used_s)
+            begin_s, round_used_s = self.now_s(), self._round_used_s
             try:
-                account.take()()
-            except Exception:  # the others must go on
-                log.exception("a request that had waited failed")
+                state.take_next()()
+            except Exception:  # the other owners must go on
+                log.exception("a deferred request failed")
             passed_s = self.now_s() - begin_s
-            self._used_s = max(self._used_s, used_s + passed_s)
-            account.spent_s = max(account.spent_s, spent_s + passed_s)
-            account.is_waiting = False  # from here on: it stands where what it has used puts it
-            self._stand(account)
-        self._is_over = self._used_s >= TURN_S
-        self.is_tight = self._is_over or bool(self._full)
-        if self._is_over or self._waiting:
-            self._schedule()
+            self._round_used_s = max(self._round_used_s, round_used_s + passed_s)
+            state.used_s = max(state.used_s, used_s + passed_s)
+            # Only now may it wait again, in the order that its used time gives it.
+            state.is_waiting = False
+            self._enqueue(state)
+        self._is_budget_used = self._round_used_s >= ROUND_BUDGET_S
+        self.is_tight = self._is_budget_used or bool(self._full_owners)
+        if self._is_budget_used or self._waiting:
+            self._schedule_round()
 
 
-def note_slow(code: int, who: object, seconds: float, of_what: str) -> None:
-    """One line of the slow-request log (`sluicemq.slow`)."""
-    slow_log.warning("request %d of %s: %.0f ms %s", code, who, seconds * 1000, of_what)
+def log_slow_request(code: int, client: object, seconds: float, activity: str) -> None:
+    """Write a line to the log of slow requests (`sluicemq.slow`).
+
+    `activity` says how the time was spent, for example "of computing".
+    """
+    slow_log.warning("request %d of %s: %.0f ms %s", code, client, seconds * 1000, activity)
 
 
-NOBODY_WAITS: Final = Shares(float, lambda run: None)
-"""For transports that cannot let a connection wait: no time passes."""
+NULL_SCHEDULER: Final = FairScheduler(float, lambda run: None)
+"""A scheduler on whose clock no time passes, for transports on which no connection waits."""

@@ -1,9 +1,9 @@
-"""What connects clients and servers: sockets, or memory.
+"""Networks that connect clients and servers: TCP sockets, or memory.
 
-Servers ask a network for a listener and clients ask it for a channel; neither knows what carries
-the bytes. So the same classes run over TCP and, in embedded brokers, tests and simulations, inside
-one process. In memory bytes travel by `loop.call_soon`, so a call never re-enters its caller, and
-arrive in order; nothing is lost and nothing is limited.
+A server asks its network for a listener, and a client asks it for a channel. Neither knows what
+carries the bytes, so the same classes run over TCP and, in embedded brokers, tests and simulations,
+inside one process. In memory, bytes travel by `loop.call_soon`. So a call never re-enters its
+caller, bytes arrive in order, nothing is lost, and no limit applies.
 
     network = MemoryNetwork()
     await network.listener(dispatcher).start("127.0.0.1", [10911])
@@ -13,24 +13,24 @@ arrive in order; nothing is lost and nothing is limited.
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from sluicemq.config.keys import TlsConfig
 from sluicemq.errors import ConnectionLostError
 from sluicemq.model.ids import Host
-from sluicemq.net.accept import Kept
-from sluicemq.net.channel import DIAL_TIMEOUT_S, Channel, Dial, OnClose, OnRequest, dial
+from sluicemq.net.accept import ListeningSockets
+from sluicemq.net.channel import DIAL_TIMEOUT_S, Channel, Dialer, OnClose, OnRequest, dial
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.net.server import RemotingServer
 from sluicemq.net.stream import (
-    Accept,
-    MemoryPorts,
-    MemoryStreams,
-    Stream,
+    ByteStream,
+    MemoryListenerBase,
+    MemoryStreamListener,
+    StreamProtocol,
+    StreamProtocolFactory,
     StreamServer,
-    StreamUser,
     dial_stream,
 )
 from sluicemq.net.tls import Tls
@@ -40,39 +40,48 @@ OnPeer = Callable[[Peer], None]
 
 
 class Listener(Protocol):
-    """Serves a dispatcher; see `RemotingServer`, which is one."""
+    """A server for one dispatcher, such as `RemotingServer`."""
 
     dispatcher: Dispatcher
     ports: tuple[int, ...]
-    kept: Kept
+    inherited_sockets: ListeningSockets
 
-    def keep(self) -> Kept: ...
+    def duplicate_sockets(self) -> ListeningSockets: ...
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
-        """Raises ConfigurationError when a port cannot be had; 0 is any free one."""
+        """Listen on every port; 0 stands for a free one. Afterwards `ports` has their numbers.
+
+        Raise ConfigurationError if a port cannot be opened.
+        """
         ...
 
     async def close(self) -> None: ...
 
 
 class StreamListener(Protocol):
-    """Serves streams; see `StreamServer`, which is one."""
+    """A server for byte streams, such as `StreamServer`."""
 
     ports: tuple[int, ...]
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
-        """Raises ConfigurationError when a port cannot be had; 0 is any free one."""
+        """Listen on every port; 0 stands for a free one. Afterwards `ports` has their numbers.
+
+        Raise ConfigurationError if a port cannot be opened.
+        """
         ...
 
     async def close(self) -> None: ...
 
 
 class Network(Protocol):
-    """Makes listeners and channels that reach each other."""
+    """A factory of listeners and channels that can reach each other."""
 
     @property
-    def dial(self) -> Dial:
-        """Raises ConnectionLostError, RequestTimeoutError."""
+    def dial(self) -> Dialer:
+        """The function that connects a channel.
+
+        It raises ConnectionLostError or RequestTimeoutError if no server can be reached.
+        """
         ...
 
     def listener(
@@ -84,26 +93,33 @@ class Network(Protocol):
     ) -> Listener: ...
 
     def stream_listener(
-        self, accept: Accept, *, limits: ServerLimits = SERVER_LIMITS
+        self, accept: StreamProtocolFactory, *, limits: ServerLimits = SERVER_LIMITS
     ) -> StreamListener: ...
 
     async def dial_stream(
-        self, address: str, user: StreamUser, *, timeout_s: float = DIAL_TIMEOUT_S
-    ) -> Stream:
-        """Raises ConnectionLostError, RequestTimeoutError."""
+        self, address: str, protocol: StreamProtocol, *, timeout_s: float = DIAL_TIMEOUT_S
+    ) -> ByteStream:
+        """Connect a byte stream to `address`; `protocol` receives what arrives on it.
+
+        Raise ConnectionLostError or RequestTimeoutError if no server can be reached.
+        """
         ...
 
 
-class Sockets:
-    """TCP, with TLS for those who want it: `tls` for what is dialled, `served` for what is
-    served (None: plain connections only)."""
+class SocketNetwork:
+    """The network of TCP sockets, optionally with TLS."""
 
-    __slots__ = ("_served", "_tls", "dial")
+    __slots__ = ("_server_tls", "_tls", "dial")
 
-    def __init__(self, tls: Tls | None = None, served: TlsConfig | None = None) -> None:
-        self.dial: Dial = partial(dial, tls=tls)
+    def __init__(self, tls: Tls | None = None, server_tls: TlsConfig | None = None) -> None:
+        """Use `tls` for outgoing connections and `server_tls` for listeners.
+
+        None means plain connections only, as does a `server_tls` whose mode is "disabled".
+        """
+        self.dial: Dialer = partial(dial, tls=tls)
         self._tls = tls
-        self._served = None if served is None or served.tls_mode == "disabled" else served
+        is_off = server_tls is None or server_tls.tls_mode == "disabled"
+        self._server_tls = None if is_off else server_tls
 
     def listener(
         self,
@@ -113,40 +129,45 @@ class Sockets:
         limits: ServerLimits = SERVER_LIMITS,
     ) -> RemotingServer:
         return RemotingServer(
-            dispatcher, on_disconnect=on_disconnect, limits=limits, tls=self._acceptor()
+            dispatcher, on_disconnect=on_disconnect, limits=limits, tls=self._new_acceptor()
         )
 
     def stream_listener(
-        self, accept: Accept, *, limits: ServerLimits = SERVER_LIMITS
+        self, accept: StreamProtocolFactory, *, limits: ServerLimits = SERVER_LIMITS
     ) -> StreamServer:
-        return StreamServer(accept, limits=limits, tls=self._acceptor())
+        return StreamServer(accept, limits=limits, tls=self._new_acceptor())
 
     async def dial_stream(
-        self, address: str, user: StreamUser, *, timeout_s: float = DIAL_TIMEOUT_S
-    ) -> Stream:
-        return await dial_stream(address, user, timeout_s=timeout_s, tls=self._tls)
+        self, address: str, protocol: StreamProtocol, *, timeout_s: float = DIAL_TIMEOUT_S
+    ) -> ByteStream:
+        return await dial_stream(address, protocol, timeout_s=timeout_s, tls=self._tls)
 
-    def _acceptor(self) -> TlsAcceptor | None:
-        return None if self._served is None else TlsAcceptor(self._served)
-
-
-SOCKETS = Sockets()
+    def _new_acceptor(self) -> TlsAcceptor | None:
+        return None if self._server_tls is None else TlsAcceptor(self._server_tls)
 
 
-def secured(network: Network, tls: Tls | None, served: TlsConfig | None = None) -> Network:
-    """The network with TLS. Only sockets have it: what stays in one process needs none, and a
-    network that was made with TLS keeps its own."""
-    return Sockets(tls, served) if network is SOCKETS else network
+SOCKET_NETWORK = SocketNetwork()
 
 
-_CLIENT_PORT_FIRST = 40_000
+def with_tls(network: Network, tls: Tls | None, server_tls: TlsConfig | None = None) -> Network:
+    """Return a network with TLS in the place of SOCKET_NETWORK, and any other network unchanged.
+
+    A network in memory needs no TLS, and a SocketNetwork that was made with TLS keeps its own.
+    """
+    return SocketNetwork(tls, server_tls) if network is SOCKET_NETWORK else network
 
 
-L = TypeVar("L", bound=MemoryPorts)
+_CLIENT_PORT_FIRST: Final = 40_000
 
 
-class _Wire:
-    """One direction: bytes written here arrive at `deliver` in the next turn of the loop."""
+L = TypeVar("L", bound=MemoryListenerBase)
+
+
+class _MemoryTransport:
+    """One direction of a connection in memory.
+
+    Bytes that are written arrive at `deliver` in the next iteration of the event loop.
+    """
 
     __slots__ = ("_deliver", "_on_close", "closed")
 
@@ -165,36 +186,37 @@ class _Wire:
             asyncio.get_running_loop().call_soon(self._on_close)
 
 
-class _Link:
-    """A served connection: the server's Pieces and Peer on one end, a Channel on the other."""
+class _MemoryConnection:
+    """A connection in memory between a client's Channel and a server's Peer."""
 
     def __init__(
         self, listener: "MemoryListener", channel: Channel, remote: Host, local: Host
     ) -> None:
+        """Connect `channel`, whose address is `remote`, to `listener`, whose address is `local`."""
         self._listener = listener
         self._channel = channel
-        self._to_client = _Wire(channel.received, self.lose)
+        self._to_client = _MemoryTransport(channel.data_received, self.disconnect)
         self.peer = Peer(self._to_client, remote, local)
         dispatcher = listener.dispatcher
-        serve = partial(dispatcher.serve, Pieces(dispatcher.frame_bytes_max), self.peer)
-        self._to_server = _Wire(serve, self.lose)
-        listener.links.add(self)
-        channel.connected(self._to_server, remote)
+        handle_data = partial(dispatcher.handle_data, Pieces(dispatcher.frame_bytes_max), self.peer)
+        self._to_server = _MemoryTransport(handle_data, self.disconnect)
+        listener.connections.add(self)
+        channel.connection_made(self._to_server, remote)
 
-    def lose(self) -> None:
-        """The connection is gone on both ends."""
-        if self not in self._listener.links:
+    def disconnect(self) -> None:
+        """End the connection on both sides. Do nothing if it has ended already."""
+        if self not in self._listener.connections:
             return
-        self._listener.links.discard(self)
+        self._listener.connections.discard(self)
         self._to_client.closed = self._to_server.closed = True
-        self.peer.lost()
+        self.peer.connection_lost()
         if self._listener.on_disconnect is not None:
             self._listener.on_disconnect(self.peer)
-        self._channel.disconnected(None)
+        self._channel.connection_lost(None)
 
 
-class MemoryListener(MemoryPorts):
-    """Serves a dispatcher at ports of a memory network."""
+class MemoryListener(MemoryListenerBase):
+    """A server for one dispatcher at addresses of a memory network."""
 
     def __init__(
         self, network: "MemoryNetwork", dispatcher: Dispatcher, on_disconnect: OnPeer | None
@@ -202,21 +224,26 @@ class MemoryListener(MemoryPorts):
         super().__init__(network.listeners)
         self.dispatcher = dispatcher
         self.on_disconnect = on_disconnect
-        self.links: set[_Link] = set()
+        self.connections: set[_MemoryConnection] = set()
 
     async def close(self) -> None:
-        """Answers that were written are on their way before the connections end."""
+        """Stop listening and end all connections, after responses written before have arrived."""
         await asyncio.sleep(0)
         self.stop_listening()
-        for link in tuple(self.links):
-            link.lose()
+        for connection in tuple(self.connections):
+            connection.disconnect()
 
 
 class MemoryNetwork:
-    """Addresses are any texts `host:port`; hosts have to be IP addresses when they are stored."""
+    """A network inside one process.
+
+    An address is any string `host:port`. The host must be an IP address if it is stored, for
+    example in a message.
+    """
 
     def __init__(self) -> None:
         self.listeners: dict[str, Any] = {}
+        """The listener of each address."""
         self._port = _CLIENT_PORT_FIRST
 
     def listener(
@@ -226,7 +253,7 @@ class MemoryNetwork:
         on_disconnect: OnPeer | None = None,
         limits: ServerLimits = SERVER_LIMITS,
     ) -> MemoryListener:
-        del limits  # nothing is limited here
+        del limits  # no limit applies in memory
         return MemoryListener(self, dispatcher, on_disconnect)
 
     async def dial(
@@ -237,32 +264,38 @@ class MemoryNetwork:
         on_request: OnRequest | None = None,
         on_close: OnClose | None = None,
     ) -> Channel:
-        """Raises ConnectionLostError when nobody serves there."""
-        del timeout_s  # nothing here takes time
-        listener, remote, local = self._find(address, MemoryListener)
+        """Connect a channel to `address`. Raise ConnectionLostError if no listener serves it."""
+        del timeout_s  # connecting in memory takes no time
+        listener, remote, local = self._find_listener(address, MemoryListener)
         channel = Channel(address, on_request=on_request, on_close=on_close)
-        _Link(listener, channel, remote, local)
+        _MemoryConnection(listener, channel, remote, local)
         return channel
 
     def stream_listener(
-        self, accept: Accept, *, limits: ServerLimits = SERVER_LIMITS
-    ) -> MemoryStreams:
+        self, accept: StreamProtocolFactory, *, limits: ServerLimits = SERVER_LIMITS
+    ) -> MemoryStreamListener:
         del limits
-        return MemoryStreams(self.listeners, accept)
+        return MemoryStreamListener(self.listeners, accept)
 
     async def dial_stream(
-        self, address: str, user: StreamUser, *, timeout_s: float = 0.0
-    ) -> Stream:
-        """Raises ConnectionLostError when nobody serves there."""
-        del timeout_s
-        listener, remote, local = self._find(address, MemoryStreams)
-        return listener.dialled(user, remote, local)
+        self, address: str, protocol: StreamProtocol, *, timeout_s: float = 0.0
+    ) -> ByteStream:
+        """Connect a byte stream to `address`; `protocol` receives what arrives on it.
 
-    def _find(self, address: str, kind: type[L]) -> tuple[L, Host, Host]:
-        """Who serves there, and both addresses of a new connection to it."""
+        Raise ConnectionLostError if no stream listener serves the address.
+        """
+        del timeout_s
+        listener, remote, local = self._find_listener(address, MemoryStreamListener)
+        return listener.connect(protocol, remote, local)
+
+    def _find_listener(self, address: str, kind: type[L]) -> tuple[L, Host, Host]:
+        """Return the listener of `address`, and the client's and server's address for a connection.
+
+        Raise ConnectionLostError if no listener of this kind has the address.
+        """
         listener = self.listeners.get(address)
         if not isinstance(listener, kind):
-            raise ConnectionLostError(f"Nobody serves {address} in this process.")
+            raise ConnectionLostError(f"No server listens on {address} in this process.")
         self._port += 1
         host, _, port = address.rpartition(":")
         local = Host(host if host[:1].isdigit() or ":" in host else "127.0.0.1", int(port or 0))

@@ -1,27 +1,25 @@
-"""All that touches OpenSSL: certificates in force, and TLS on the port of plain connections.
+"""All code that uses OpenSSL: certificates that are reloaded, and TLS on the port of plain clients.
 
-Contexts are made from files and made again when these change. A context is never changed, it is
-replaced: connections that live keep theirs, new ones get the new one. Files count as changed when
-they have been different and at rest for one look: certificate and key are two files, and whoever
-replaces them writes one after the other. What cannot be read leaves the old context in force and
-says why, once for each state of the files.
+Certificates. A `ReloadingContext` makes an SSL context from files, and makes a new one when they
+change. A context is never changed: open connections keep theirs, and new ones get the new context.
+Certificate and key are two files, and they are replaced one after the other. So files count as
+changed only when they differ from those that were loaded and were the same at the last two checks.
+If the new files cannot be used, the old context stays in use, and the reason is logged once for
+each state of the files.
 
-Errors of OpenSSL are codes of other people's problems; `tls_failed` turns those of a handshake into
-a sentence with its cure.
+TLS on a plain port. The first byte of a connection decides whether it uses TLS:
 
-The first byte of a connection decides whether it is TLS:
+    socket -> TlsDetector -> connection                  plain: the detector leaves after one byte
+                          -> TlsStream -> connection     0x16: bytes pass through OpenSSL in memory
 
-    socket -> FirstByte -> Connection                    plain: FirstByte has left after one byte
-                        -> TlsStream -> Connection       0x16: bytes through OpenSSL in memory
+`TlsStream` is a protocol to the socket's transport, and a transport to the connection. OpenSSL
+works on buffers in memory (`ssl.SSLObject`), so the bytes that were read already are simply its
+first input. (The functions of asyncio and uvloop that upgrade a transport would have lost them.)
+A plain connection costs one comparison and holds no object of this module.
 
-`TlsStream` is a protocol to the socket's transport and a transport to the connection. OpenSSL works
-on buffers in memory (`ssl.SSLObject`), so that the bytes that were read already are simply its
-first input; asyncio's and uvloop's own upgrade of a transport would have lost them. A plain
-connection pays one comparison in its life and holds no object of this module.
-
-Handshakes cost a signature each, on the loop that serves everybody. `TlsAcceptor` bounds them: so
-many a turn of the loop, so many unfinished ones, in all and of one address, and so many seconds for
-each.
+Each handshake costs a signature, which is computed in the event loop. `TlsAcceptor` limits
+handshakes: their number in one iteration of the loop, the number of open ones in all and of one
+address, and the time of each.
 """
 
 import asyncio
@@ -38,76 +36,90 @@ from sluicemq.config.keys import TlsConfig
 from sluicemq.errors import ConfigurationError, ConnectionLostError
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.limits import AddressLimit
-from sluicemq.net.selfsigned import self_signed
+from sluicemq.net.selfsigned import make_self_signed_pem
 from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import TLS_HELLO
 
 log = logging.getLogger("sluicemq.tls")
 
 CONTEXTS_MAX: Final = 64
-_AUTH: Final = {
+_VERIFY_MODES: Final = {
     "none": ssl.CERT_NONE,
     "optional": ssl.CERT_OPTIONAL,
     "require": ssl.CERT_REQUIRED,
 }
-Signature = tuple[tuple[int, int, int] | None, ...]
+FileState = tuple[int, int, int] | None
+"""Modification time (ns), inode and size of a file; None if there is no such file."""
 
 
-class Watched:
-    """A context that follows its files."""
+class ReloadingContext:
+    """An SSL context that is replaced when the files that it was made from change."""
 
     def __init__(
-        self, make: Callable[[], ssl.SSLContext], files: tuple[str, ...], what: str
+        self, make_context: Callable[[], ssl.SSLContext], files: tuple[str, ...], name: str
     ) -> None:
-        """Raises ConfigurationError when it cannot be made."""
-        self._make = make
-        self._files = files
-        self._what = what
-        self._loaded = self._seen = signature(files)
-        self.context = make()
-        self.loads = 1
+        """Make the context now. `name` appears in the log.
 
-    def look(self, *, at_once: bool = False) -> ssl.SSLContext:
-        """The context for the next connection; a few microseconds unless the files changed."""
-        found = signature(self._files)
-        settled = at_once or found == self._seen
-        self._seen = found
-        if found != self._loaded and settled:
-            self._loaded = found
+        Raise the ConfigurationError of `make_context` if the files cannot be used.
+        """
+        self._make_context = make_context
+        self._files = files
+        self._name = name
+        self._loaded_states = self._last_states = _states_of(files)
+        self.context = make_context()
+        self.loads = 1
+        """How often the context was made."""
+
+    def reload_if_changed(self, *, at_once: bool = False) -> ssl.SSLContext:
+        """Check the files, replace the context if they have changed, and return it.
+
+        A change counts only if the files are the same as at the previous check, unless `at_once`.
+        Files that cannot be used are logged, and the old context stays. The check takes a few
+        microseconds if nothing has changed.
+        """
+        states = _states_of(self._files)
+        is_settled = at_once or states == self._last_states
+        self._last_states = states
+        if states != self._loaded_states and is_settled:
+            self._loaded_states = states
             try:
-                self.context = self._make()
+                self.context = self._make_context()
             except ConfigurationError as error:
-                log.error("%s: the old ones stay in force: %s", self._what, error)
+                log.error("%s: the previous files stay in use: %s", self._name, error)
             else:
                 self.loads += 1
-                log.info("%s: %s read again", self._what, ", ".join(self._files))
+                log.info("%s: reloaded %s", self._name, ", ".join(self._files))
         return self.context
 
 
-def signature(files: tuple[str, ...]) -> Signature:
-    """What differs when a file was written or replaced; None: it is not there."""
-    return tuple(_one(name) for name in files)
+def _states_of(files: tuple[str, ...]) -> tuple[FileState, ...]:
+    """Return a value that differs when one of the files was written, replaced or removed."""
+    return tuple(_state_of(name) for name in files)
 
 
-def _one(name: str) -> tuple[int, int, int] | None:
+def _state_of(name: str) -> FileState:
     try:
-        found = Path(name).stat()
+        stat = Path(name).stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
 # ---------------------------------------------------------------------------------- clients
 
 
 def client_context(tls: Tls) -> ssl.SSLContext:
-    """The context for the next connection of a client. Raises ConfigurationError."""
-    return _watched_client(tls).look(at_once=True)
+    """Return the context for the next connection of a client.
+
+    Contexts are cached for each value of `tls`, and replaced when their files have changed. Raise
+    ConfigurationError if the files of `tls` cannot be used.
+    """
+    return _reloading_client_context(tls).reload_if_changed(at_once=True)
 
 
 @functools.lru_cache(CONTEXTS_MAX)
-def _watched_client(tls: Tls) -> Watched:
-    def made() -> ssl.SSLContext:
+def _reloading_client_context(tls: Tls) -> ReloadingContext:
+    def make_context() -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = tls.verify is True
@@ -121,69 +133,80 @@ def _watched_client(tls: Tls) -> Watched:
             _load_chain(context, str(tls.certificate), key, tls.key_password or "", "certificate")
         return context
 
-    return Watched(made, tls.files, "TLS of the client")
+    return ReloadingContext(make_context, tls.files, "TLS of the client")
 
 
 # ---------------------------------------------------------------------------------- servers
 
 
-def server_contexts(config: TlsConfig, protocols: Sequence[str] = ()) -> Watched | None:
-    """The contexts of a server; None when it has no certificate and, in test mode, makes one when
-    somebody asks. `protocols` are spoken inside, for clients that ask (ALPN). Raises
-    ConfigurationError for files that cannot be used, and for settings that promise more than they
-    hold."""
+def load_server_context(
+    config: TlsConfig, protocols: Sequence[str] = ()
+) -> ReloadingContext | None:
+    """Return the SSL context of a server with these settings, None if it has no certificate.
+
+    Without a certificate, connections with TLS are refused, or in test mode get a certificate that
+    is made for the first of them. `protocols` are offered to clients by ALPN. Raise
+    ConfigurationError if a file cannot be used, if clients must show a certificate but no authority
+    is set to verify it, or if TLS is enforced without a certificate and without test mode.
+    """
     if config.tls_client_auth != "none" and not config.tls_ca:
         raise ConfigurationError(
-            f"tls.server.need.client.auth = {config.tls_client_auth} without "
-            "tls.server.trustCertPath: no client could be verified.",
-            fix="Set tls.server.trustCertPath to the certificates of the authority that signs "
-            "those of clients.",
+            f"tls.server.need.client.auth is {config.tls_client_auth}, but without "
+            "tls.server.trustCertPath no client can be verified.",
+            fix="Set tls.server.trustCertPath to the certificates of the authority that signs the "
+            "certificates of clients.",
         )
     if not (config.tls_certificate or config.tls_test_mode or config.tls_mode == "permissive"):
         raise ConfigurationError(
-            f"tls.server.mode = {config.tls_mode} without a certificate.",
+            f"tls.server.mode is {config.tls_mode}, but no certificate is set.",
             fix="Set tls.server.certPath and tls.server.keyPath.",
         )
 
-    def made() -> ssl.SSLContext:
-        context = _server_context(protocols)
+    def make_context() -> ssl.SSLContext:
+        context = _new_server_context(protocols)
         key, password = config.tls_key or None, config.tls_key_password
         _load_chain(context, config.tls_certificate, key, password, "tls.server.certPath")
         if config.tls_client_auth != "none":
             _load_ca(context, config.tls_ca, "tls.server.trustCertPath")
-            context.verify_mode = _AUTH[config.tls_client_auth]
+            context.verify_mode = _VERIFY_MODES[config.tls_client_auth]
         return context
 
     if not config.tls_certificate:
         return None
     ca = config.tls_ca if config.tls_client_auth != "none" else ""
     files = tuple(name for name in (config.tls_certificate, config.tls_key, ca) if name)
-    return Watched(made, files, "TLS of the server")
+    return ReloadingContext(make_context, files, "TLS of the server")
 
 
-def _server_context(protocols: Sequence[str]) -> ssl.SSLContext:
+def _new_server_context(protocols: Sequence[str]) -> ssl.SSLContext:
+    """Return a context without a certificate, which offers `protocols` by ALPN."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if protocols:
         context.set_alpn_protocols([*protocols])
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION  # a client must not make us sign again and again
+    # A renegotiation would make the server compute another signature.
+    context.options |= ssl.OP_NO_RENEGOTIATION
     return context
 
 
 def self_signed_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
-    """A context with a certificate that is made now. OpenSSL reads files alone: it is in one for as
-    long as that takes, below a directory of this user. Blocks for some ten milliseconds. Raises
-    ConfigurationError."""
+    """Return a server context with a self-signed certificate that is made now, for test mode.
+
+    `protocols` are offered to clients by ALPN. The call takes about 10 ms. Raise ConfigurationError
+    if no temporary file can be written.
+    """
     try:
+        # OpenSSL reads certificates only from files. The file exists only until it is loaded, in a
+        # directory that only this user can read.
         with tempfile.TemporaryDirectory(prefix="sluice-tls-") as directory:
             path = Path(directory, "server.pem")
-            path.write_text(self_signed())
-            context = _server_context(protocols)
+            path.write_text(make_self_signed_pem())
+            context = _new_server_context(protocols)
             _load_chain(context, str(path), None, "", "test mode")
     except OSError as error:
         raise ConfigurationError(
-            f"a certificate for TLS in test mode cannot be made: {error}.",
-            fix="Name a directory that can be written with TMPDIR, or set tls.server.certPath and "
+            f"Cannot make a certificate for TLS in test mode: {error}.",
+            fix="Set TMPDIR to a writable directory, or set tls.server.certPath and "
             "tls.server.keyPath.",
         ) from error
     return context
@@ -195,86 +218,102 @@ def self_signed_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
 def _load_chain(
     context: ssl.SSLContext, certificate: str, key: str | None, password: str, name: str
 ) -> None:
-    # Without a function OpenSSL would ask for the password on the terminal.
+    """Load the certificate chain and private key of this side into `context`.
+
+    `key` None means that the key is in the file `certificate`. `name` is the setting, for errors.
+    Raise ConfigurationError if the files cannot be used.
+    """
     where = f"{certificate} and {key}" if key else certificate
     try:
+        # Without a function, OpenSSL would ask for the password on the terminal.
         context.load_cert_chain(certificate, key, password=lambda: password)
     except FileNotFoundError:
-        missing = certificate if _one(certificate) is None else key
+        missing = certificate if _state_of(certificate) is None else key
         raise ConfigurationError(
-            f"{name}: the file {missing} is not there.", fix="Correct the path."
+            f"{name}: the file {missing} does not exist.", fix="Correct the path."
         ) from None
     except OSError as error:
         text = str(error)
-        fix = "Is it a PEM file with a certificate and its private key?"
+        fix = "Check that it is a PEM file with a certificate and its private key."
         if isinstance(error, PermissionError):
-            fix = "Give this user the right to read it."
+            fix = "Give this user permission to read it."
         elif "KEY_VALUES_MISMATCH" in text:
             fix = "The key belongs to another certificate: replace both."
         elif "DECRYPT" in text.upper() or "password" in text.lower() or "[SSL] PEM lib" in text:
-            fix = f"{fix[:-1]}, and the password of the key right?"
+            fix = f"{fix[:-1]}, and that the password of the key is right."
         raise ConfigurationError(
             f"{name}: {where} cannot be used: {_reason(error)}.", fix=fix
         ) from None
 
 
 def _load_ca(context: ssl.SSLContext, path: str, name: str) -> None:
+    """Load the authorities that sign the certificates of the other side into `context`.
+
+    `name` is the setting, for errors. Raise ConfigurationError if the file cannot be used.
+    """
     try:
         context.load_verify_locations(path)
     except FileNotFoundError:
         raise ConfigurationError(
-            f"{name}: the file {path} is not there.", fix="Correct the path."
+            f"{name}: the file {path} does not exist.", fix="Correct the path."
         ) from None
     except OSError as error:
         raise ConfigurationError(
             f"{name}: {path} cannot be used: {_reason(error)}.",
-            fix="Name a PEM file with the certificates of authorities.",
+            fix="Use a PEM file with the certificates of authorities.",
         ) from None
 
 
 def _reason(error: OSError) -> str:
+    """Return OpenSSL's reason in lower-case words, or the error's text without one."""
     reason = getattr(error, "reason", None)
     return str(reason or error.strerror or error).lower().replace("_", " ")
 
 
 # ----------------------------------------------------------------------------------- errors
 
-_CHAIN_FIXES: Final = {
-    9: "The certificate is not valid yet: compare the clocks.",
-    10: "It has expired: the server needs a new one.",
-    18: "It is self-signed (test mode?): name it as ca, or trust nobody in particular with "
-    "verify=False.",
-    62: 'Dial a name that is in the certificate, or give one as server_name, or verify="ca".',
-    64: 'The certificate names no such address: give server_name, or verify="ca".',
+# By OpenSSL's X509_V_ERR_… code.
+_VERIFICATION_FIXES: Final = {
+    9: "The certificate is not valid yet: compare the clocks of client and server.",
+    10: "The certificate has expired: the server needs a new one.",
+    18: "The certificate is self-signed (is the server in test mode?): name it as ca, or turn "
+    "verification off with verify=False.",
+    62: "Connect to a name that is in the certificate, or give one as server_name, or set "
+    'verify="ca".',
+    64: 'The certificate does not contain that address: give server_name, or set verify="ca".',
 }
-_WRONG_CA: Final = "Give the certificate of the authority that signed it as ca."
+_WRONG_CA: Final = "Set ca to the certificate of the authority that signed it."
 
 
-def tls_failed(address: str, error: BaseException) -> ConnectionLostError:
-    """What a handshake that failed says, with its cure."""
+def tls_connection_error(address: str, error: BaseException) -> ConnectionLostError:
+    """Return the error that explains why TLS with `address` failed, and how to fix it.
+
+    `error` is an error of OpenSSL or of the socket, usually from the handshake.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         return ConnectionLostError(
-            f"The certificate of {address} is refused: {error.verify_message}.",
-            fix=_CHAIN_FIXES.get(error.verify_code, _WRONG_CA),
+            f"The certificate of {address} was rejected: {error.verify_message}.",
+            fix=_VERIFICATION_FIXES.get(error.verify_code, _WRONG_CA),
         )
     text = str(error)
     if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
         return ConnectionLostError(
-            f"{address} does not speak TLS.", fix="Dial its TLS port, or without tls."
+            f"{address} does not use TLS.", fix="Connect to its TLS port, or without tls."
         )
     if "CERTIFICATE_REQUIRED" in text or "HANDSHAKE_FAILURE" in text:
         return ConnectionLostError(
-            f"{address} refuses the handshake: {_alert(error)}.",
-            fix="Does it want a certificate of the client? Give certificate and key.",
+            f"{address} refused the TLS handshake: {_alert(error)}.",
+            fix="If it requires a certificate of the client, give certificate and key.",
         )
     if "ALERT" in text:
         return ConnectionLostError(
-            f"{address} refuses the handshake: {_alert(error)}.",
-            fix="Does it trust the authority of the client's certificate?",
+            f"{address} refused the TLS handshake: {_alert(error)}.",
+            fix="Check that it trusts the authority of the client's certificate.",
         )
     return ConnectionLostError(
-        f"{address} closed during the TLS handshake{f': {text}' if text else ''}.",
-        fix="Does it serve TLS (tls.server.mode permissive or enforcing, with a certificate)?",
+        f"{address} closed the connection during the TLS handshake{f': {text}' if text else ''}.",
+        fix="Check that it serves TLS (tls.server.mode permissive or enforcing, with a "
+        "certificate).",
     )
 
 
@@ -283,115 +322,129 @@ def _alert(error: BaseException) -> str:
 
 
 def is_tls_error(error: BaseException | None) -> bool:
-    """Whether OpenSSL said it."""
+    """Return whether `error` is an error of OpenSSL."""
     return isinstance(error, ssl.SSLError)
 
 
-# ------------------------------------------------------------------------------ accepted streams
+# -------------------------------------------------------------------------- accepted connections
 
 HANDSHAKE_TIMEOUT_S: Final = 10.0
-"""As long as Netty, and so RocketMQ, waits."""
+"""The timeout of Netty, and so of RocketMQ."""
 HANDSHAKES_MAX: Final = 512
 HANDSHAKES_PER_ADDRESS_MAX: Final = 128
-HANDSHAKES_A_TURN: Final = 2
-"""An RSA key of 2048 bits signs for 0.7 ms, one of 4096 bits for 4 ms."""
+HANDSHAKES_PER_ITERATION: Final = 2
+"""An RSA key of 2048 bits takes 0.7 ms for a signature, one of 4096 bits 4 ms."""
 HELLO_BYTES_MAX: Final = 128 * 1024
-"""What a client may send before it is through; chains of certificates are a few kB."""
+"""The most bytes of a client's handshake; chains of certificates have a few kB."""
 READ_BYTES: Final = 256 * 1024
-LOOK_S: Final = 1.0
-FATAL: Final = (ssl.SSLError, ConnectionError)
+FILE_CHECK_PERIOD_S: Final = 1.0
+_FATAL_ERRORS: Final = (ssl.SSLError, ConnectionError)
 
 
-class Inner(asyncio.Protocol):
-    """The connection that lies in the stream: see `net.accept.Accepted`."""
+class UpgradableConnection(asyncio.Protocol):
+    """An accepted connection that may turn out to use TLS; see `net.accept.AcceptedConnection`."""
 
     __slots__ = ()
     peer: Peer
 
-    def carry(self, carrier: "TlsStream") -> None:
-        """Bytes go through `carrier` from now on."""
+    def set_transport(self, transport: "TlsStream") -> None:
+        """Send all further bytes through `transport`."""
         raise NotImplementedError
 
-    def refuse(self, text: str) -> None:
-        """Say why, and close."""
+    def close_with_reason(self, reason: str) -> None:
+        """Log `reason`, and close the connection."""
         raise NotImplementedError
 
 
-class FirstByte(asyncio.Protocol):
-    """Stands before a connection until its first byte is there."""
+class TlsDetector(asyncio.Protocol):
+    """The protocol of an accepted connection until its first byte has shown whether it uses TLS."""
 
-    __slots__ = ("_acceptor", "_inner", "_transport")
+    __slots__ = ("_acceptor", "_connection", "_transport")
 
-    def __init__(self, inner: Inner, acceptor: "TlsAcceptor") -> None:
-        self._inner = inner
+    def __init__(self, connection: UpgradableConnection, acceptor: "TlsAcceptor") -> None:
+        self._connection = connection
         self._acceptor = acceptor
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
-        self._inner.connection_made(transport)
+        self._connection.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         if data[0] == TLS_HELLO:
-            self._acceptor.upgrade(self._inner, self._transport, data)
+            self._acceptor.begin_handshake(self._connection, self._transport, data)
         elif self._acceptor.is_enforcing:
-            self._inner.refuse(
-                "it speaks plainly, and tls.server.mode is enforcing. Turn TLS on in the client."
+            self._connection.close_with_reason(
+                "the client does not use TLS, and tls.server.mode is enforcing. Turn TLS on in "
+                "the client."
             )
         else:
-            self._transport.set_protocol(self._inner)
-            self._inner.data_received(data)
+            self._transport.set_protocol(self._connection)
+            self._connection.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._inner.connection_lost(exc)
+        self._connection.connection_lost(exc)
 
 
 class TlsStream(asyncio.Protocol):
-    """One accepted TLS connection, between its socket and its `Connection`."""
+    """TLS between the socket of an accepted connection and the connection itself."""
 
     __slots__ = (
-        "_acceptor", "_hello_bytes", "_incoming", "_inner", "_outgoing", "_timer", "_tls",
-        "_transport", "is_open",
-    )  # fmt: skip
+        "_acceptor",
+        "_connection",
+        "_handshake_bytes",
+        "_incoming",
+        "_outgoing",
+        "_timer",
+        "_tls",
+        "_transport",
+        "is_open",
+    )
 
-    def __init__(self, inner: Inner, transport: asyncio.Transport, acceptor: "TlsAcceptor") -> None:
-        self._inner = inner
+    def __init__(
+        self,
+        connection: UpgradableConnection,
+        transport: asyncio.Transport,
+        acceptor: "TlsAcceptor",
+    ) -> None:
+        self._connection = connection
         self._transport = transport
         self._acceptor = acceptor
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._tls: ssl.SSLObject | None = None
-        self._hello_bytes = 0
+        self._tls: ssl.SSLObject | None = None  # None until there is a certificate
+        self._handshake_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self.is_open = False
+        """Whether the handshake has succeeded."""
 
-    # ------------------------------------------------------------------- what the socket tells
+    # ---------------------------------------------------------------------- asyncio's protocol
 
     def data_received(self, data: bytes) -> None:
         self._incoming.write(data)
         if self.is_open:
             self._read()
             return
-        self._hello_bytes += len(data)
-        if self._hello_bytes > HELLO_BYTES_MAX:
+        self._handshake_bytes += len(data)
+        if self._handshake_bytes > HELLO_BYTES_MAX:
             self.fail(f"its TLS handshake is longer than {HELLO_BYTES_MAX} bytes")
         elif self._tls is not None:
-            self._acceptor.wish(self)
+            self._acceptor.schedule_step(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._leave()
-        self._inner.connection_lost(exc)
+        self._end_handshake()
+        self._connection.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        self._inner.pause_writing()
+        self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        self._inner.resume_writing()
+        self._connection.resume_writing()
 
     # ------------------------------------------------------------------------------- handshake
 
-    def wait(self, timeout_s: float) -> None:
-        """It has so many seconds from now on."""
+    def set_timeout(self, timeout_s: float) -> None:
+        """Abort the connection if its handshake has not ended `timeout_s` from now."""
 
         def expire() -> None:
             self._timer = None
@@ -400,46 +453,46 @@ class TlsStream(asyncio.Protocol):
 
         self._timer = asyncio.get_running_loop().call_later(timeout_s, expire)
 
-    def begin(self, context: ssl.SSLContext) -> None:
-        """The certificate is there: shake hands with what came in so far."""
-        if not self._inner.peer.closed:
+    def use_context(self, context: ssl.SSLContext) -> None:
+        """Begin the handshake with this context, and with the bytes that have arrived so far."""
+        if not self._connection.peer.closed:
             self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-            self._acceptor.wish(self)
+            self._acceptor.schedule_step(self)
 
     def step(self) -> None:
-        """One step of the handshake, when the loop has a turn for it."""
-        if self._tls is None or self.is_open or self._inner.peer.closed:
+        """Continue the handshake with the bytes that have arrived. Called by the acceptor."""
+        if self._tls is None or self.is_open or self._connection.peer.closed:
             return
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
             self._flush()
-        except FATAL as error:
-            self._flush()  # the alert, so that the client learns it too
-            self.fail(f"its TLS handshake failed: {_why(error)}")
+        except _FATAL_ERRORS as error:
+            self._flush()  # send the alert, so that the client learns the reason
+            self.fail(f"its TLS handshake failed: {_describe(error)}")
         else:
             self.is_open = True
-            self._leave()
+            self._end_handshake()
             self._flush()
             self._read()
 
-    def fail(self, text: str) -> None:
-        """Say why, and close."""
-        self._acceptor.failures += 1
-        self._leave()
-        self._inner.refuse(text)
+    def fail(self, reason: str) -> None:
+        """End the handshake, log `reason`, and close the connection."""
+        self._acceptor.failed_handshakes += 1
+        self._end_handshake()
+        self._connection.close_with_reason(reason)
 
-    def _leave(self) -> None:
-        """The handshake is over, whatever its end."""
+    def _end_handshake(self) -> None:
+        """Cancel the timeout and tell the acceptor, whether the handshake succeeded or not."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._acceptor.left(self)
+        self._acceptor.handshake_ended(self)
 
     # ------------------------------------------------------------------------------------ bytes
 
     def _read(self) -> None:
-        """Hands on what can be decrypted, as one piece."""
+        """Decrypt what has arrived, and pass it to the connection as one piece."""
         tls = self._tls
         assert tls is not None
         parts = []
@@ -453,25 +506,25 @@ class TlsStream(asyncio.Protocol):
                 parts.append(part)
         except ssl.SSLWantReadError:
             pass
-        except FATAL as error:
-            self._inner.refuse(f"its TLS stream is broken: {_why(error)}")
+        except _FATAL_ERRORS as error:
+            self._connection.close_with_reason(f"its TLS stream is broken: {_describe(error)}")
             return
-        if self._outgoing.pending:  # an answer to a change of keys
+        if self._outgoing.pending:  # the answer to a key update
             self._flush()
         if parts:
-            self._inner.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
+            self._connection.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
         if is_end:
-            self._inner.peer.close()
+            self._connection.peer.close()
 
     def _flush(self) -> None:
         data = self._outgoing.read()
         if data and not self._transport.is_closing():
             self._transport.write(data)
 
-    # ------------------------------------------------------------- what the connection asks for
+    # ------------------------------------------------------------- transport of the connection
 
     def write(self, data: bytes) -> None:
-        """Encrypt and send."""
+        """Encrypt `data` and send it. Do nothing before the handshake has succeeded."""
         tls = self._tls
         if tls is None or not self.is_open:
             return
@@ -480,18 +533,20 @@ class TlsStream(asyncio.Protocol):
             while done < len(data):
                 done += tls.write(memoryview(data)[done:])
         except ssl.SSLError as error:
-            self._inner.refuse(f"its TLS stream is broken: {_why(error)}")
+            self._connection.close_with_reason(f"its TLS stream is broken: {_describe(error)}")
             return
         self._transport.write(self._outgoing.read())
 
     def get_write_buffer_size(self) -> int:
-        """Encrypted, as it waits for the socket."""
+        """Return the number of encrypted bytes that the socket has not taken yet."""
         return self._transport.get_write_buffer_size()
 
     def close(self) -> None:
-        """Close when what was written has left."""
+        """Close the connection after everything written before has been sent."""
         if self._tls is not None and self.is_open:
-            with contextlib.suppress(ssl.SSLError):  # nobody waits for the client's farewell
+            # `unwrap` sends this side's close_notify. It fails because that of the client has not
+            # arrived; the server does not wait for it.
+            with contextlib.suppress(ssl.SSLError):
                 self._tls.unwrap()
             self._flush()
         self._transport.close()
@@ -509,130 +564,150 @@ class TlsStream(asyncio.Protocol):
         self._transport.resume_reading()
 
 
-def _why(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
+    """Return the reason of a TLS error of an accepted connection, as a phrase for the log."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate of the client is refused: {error.verify_message}"
+        return f"the certificate of the client was rejected: {error.verify_message}"
     reason = getattr(error, "reason", None)
     return str(reason).lower().replace("_", " ") if reason else str(error) or "closed"
 
 
 class TlsAcceptor:
-    """What the TLS connections of one server share: certificate, limits, counts."""
+    """The TLS state of one server: its certificate, and its open handshakes with their limits."""
 
     def __init__(self, config: TlsConfig, protocols: Sequence[str] = ()) -> None:
-        """`protocols`: what is spoken inside, for clients that ask (ALPN)."""
+        """Create an acceptor; `start` loads its certificate.
+
+        `protocols` are offered to clients by ALPN.
+        """
         self._protocols = protocols
         self.is_enforcing = config.tls_mode == "enforcing"
         self._config = config
-        self.finished = 0
-        self.failures = 0
-        self._watched: Watched | None = None
-        self._made: ssl.SSLContext | None = None
-        self._cannot: str = ""
-        self._making: asyncio.Task[None] | None = None
+        self.completed_handshakes = 0
+        self.failed_handshakes = 0
+        self._reloading: ReloadingContext | None = None
+        self._test_context: ssl.SSLContext | None = None
+        self._test_context_error: str = ""
+        self._test_context_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop
-        self._look_timer: asyncio.TimerHandle | None = None
-        self._unfinished: dict[TlsStream, str] = {}
+        self._file_check_timer: asyncio.TimerHandle | None = None
+        self._handshakes: dict[TlsStream, str] = {}
+        """The open handshakes, and the address of each."""
         self._addresses = AddressLimit(HANDSHAKES_PER_ADDRESS_MAX)
-        self._wishes: dict[TlsStream, None] = {}
-        self._has_turn = False
+        self._ready_for_step: dict[TlsStream, None] = {}
+        self._is_step_scheduled = False
 
-    def open(self) -> None:
-        """Read the certificate, follow its files. Raises ConfigurationError."""
+    def start(self) -> None:
+        """Load the certificate, and check its files for changes from now on.
+
+        Raise ConfigurationError if `load_server_context` does.
+        """
         self.close()
         self._loop = asyncio.get_running_loop()
-        self._watched = server_contexts(self._config, self._protocols)
-        if self._watched is not None:
-            self._look_timer = self._loop.call_later(LOOK_S, self._look)
+        self._reloading = load_server_context(self._config, self._protocols)
+        if self._reloading is not None:
+            self._file_check_timer = self._loop.call_later(FILE_CHECK_PERIOD_S, self._check_files)
 
     def close(self) -> None:
-        """Follow the files no more."""
-        if self._making is not None:
-            self._making.cancel()
-        if self._look_timer is not None:
-            self._look_timer.cancel()
-            self._look_timer = None
+        """Stop checking the files of the certificate."""
+        if self._test_context_task is not None:
+            self._test_context_task.cancel()
+        if self._file_check_timer is not None:
+            self._file_check_timer.cancel()
+            self._file_check_timer = None
 
     @property
-    def unfinished(self) -> int:
-        """Handshakes on their way."""
-        return len(self._unfinished)
+    def open_handshakes(self) -> int:
+        """The number of handshakes that have begun and not ended."""
+        return len(self._handshakes)
 
-    def upgrade(self, inner: Inner, transport: asyncio.Transport, data: bytes) -> None:
-        """The first bytes of a connection are a TLS handshake."""
-        address = inner.peer.remote.address
-        if len(self._unfinished) >= HANDSHAKES_MAX:
-            self.failures += 1
-            inner.refuse(f"{HANDSHAKES_MAX} TLS handshakes are unfinished, the limit")
-            return
-        if not self._addresses.enter(address):
-            self.failures += 1
-            inner.refuse(
-                f"{self._addresses.max} TLS handshakes of its address are unfinished, the limit"
+    def begin_handshake(
+        self, connection: UpgradableConnection, transport: asyncio.Transport, data: bytes
+    ) -> None:
+        """Put TLS between `transport` and `connection`, whose first bytes are `data`.
+
+        Close the connection if there are too many open handshakes.
+        """
+        address = connection.peer.remote.address
+        if len(self._handshakes) >= HANDSHAKES_MAX:
+            self.failed_handshakes += 1
+            connection.close_with_reason(
+                f"{HANDSHAKES_MAX} TLS handshakes are unfinished, which is the limit"
             )
             return
-        stream = TlsStream(inner, transport, self)
-        self._unfinished[stream] = address
-        inner.carry(stream)
+        if not self._addresses.acquire(address):
+            self.failed_handshakes += 1
+            connection.close_with_reason(
+                f"{self._addresses.count_max} TLS handshakes of its address are unfinished, which "
+                "is the limit"
+            )
+            return
+        stream = TlsStream(connection, transport, self)
+        self._handshakes[stream] = address
+        connection.set_transport(stream)
         transport.set_protocol(stream)
-        stream.wait(HANDSHAKE_TIMEOUT_S)
+        stream.set_timeout(HANDSHAKE_TIMEOUT_S)
         stream.data_received(data)
-        self._begin(stream)
+        self._choose_context(stream)
 
-    def _begin(self, stream: TlsStream) -> None:
-        context = self._made if self._watched is None else self._watched.context
+    def _choose_context(self, stream: TlsStream) -> None:
+        """Begin a handshake with the server's context, if there is one.
+
+        Otherwise let it fail or, in test mode, wait until a certificate has been made.
+        """
+        context = self._test_context if self._reloading is None else self._reloading.context
         if context is not None:
-            stream.begin(context)
-        elif self._cannot or not self._config.tls_test_mode:
+            stream.use_context(context)
+        elif self._test_context_error or not self._config.tls_test_mode:
             stream.fail(
-                self._cannot
-                or "it speaks TLS, and there is no certificate. Set tls.server.certPath and "
-                "tls.server.keyPath, or turn TLS off in the client."
+                self._test_context_error
+                or "the client uses TLS, and the server has no certificate. Set "
+                "tls.server.certPath and tls.server.keyPath, or turn TLS off in the client."
             )
-        elif self._making is None:
-            self._making = self._loop.create_task(self._make())
+        elif self._test_context_task is None:
+            self._test_context_task = self._loop.create_task(self._make_test_context())
 
-    async def _make(self) -> None:
-        """A certificate for test mode, for those who wait."""
+    async def _make_test_context(self) -> None:
+        """Make a certificate for test mode on another thread, then continue open handshakes."""
         try:
-            self._made = await asyncio.to_thread(self_signed_context, self._protocols)
+            self._test_context = await asyncio.to_thread(self_signed_context, self._protocols)
         except ConfigurationError as error:
-            self._cannot = str(error)
+            self._test_context_error = str(error)
             log.error("%s", error)
         else:
             log.warning(
-                "UNSAFE: TLS with a certificate made just now (tls.test.mode.enable): clients "
-                "cannot verify it, anybody may stand in between. Set tls.server.certPath and "
-                "tls.server.keyPath."
+                "UNSAFE: TLS uses a certificate that was made just now (tls.test.mode.enable). "
+                "Clients cannot verify it, so an attacker may intercept the connection. Set "
+                "tls.server.certPath and tls.server.keyPath."
             )
-        for stream in tuple(self._unfinished):
-            self._begin(stream)
+        for stream in tuple(self._handshakes):
+            self._choose_context(stream)
 
-    def left(self, stream: TlsStream) -> None:
-        """A handshake is over; a second time nothing happens."""
-        address = self._unfinished.pop(stream, None)
+    def handshake_ended(self, stream: TlsStream) -> None:
+        """Forget the handshake of `stream`. Do nothing if it is not open."""
+        address = self._handshakes.pop(stream, None)
         if address is None:
             return
-        self.finished += stream.is_open
-        self._wishes.pop(stream, None)
-        self._addresses.leave(address)
+        self.completed_handshakes += stream.is_open
+        self._ready_for_step.pop(stream, None)
+        self._addresses.release(address)
 
-    def wish(self, stream: TlsStream) -> None:
-        """It has bytes for a step of its handshake."""
-        self._wishes[stream] = None
-        if not self._has_turn:
-            self._has_turn = True
-            self._loop.call_soon(self._turn)
+    def schedule_step(self, stream: TlsStream) -> None:
+        """Call `stream.step` in one of the next iterations of the event loop."""
+        self._ready_for_step[stream] = None
+        if not self._is_step_scheduled:
+            self._is_step_scheduled = True
+            self._loop.call_soon(self._run_steps)
 
-    def _turn(self) -> None:
-        for stream in tuple(self._wishes)[:HANDSHAKES_A_TURN]:
-            self._wishes.pop(stream, None)
+    def _run_steps(self) -> None:
+        for stream in tuple(self._ready_for_step)[:HANDSHAKES_PER_ITERATION]:
+            self._ready_for_step.pop(stream, None)
             stream.step()
-        self._has_turn = bool(self._wishes)
-        if self._has_turn:
-            self._loop.call_soon(self._turn)
+        self._is_step_scheduled = bool(self._ready_for_step)
+        if self._is_step_scheduled:
+            self._loop.call_soon(self._run_steps)
 
-    def _look(self) -> None:
-        if self._watched is not None:
-            self._watched.look()
-        self._look_timer = self._loop.call_later(LOOK_S, self._look)
+    def _check_files(self) -> None:
+        if self._reloading is not None:
+            self._reloading.reload_if_changed()
+        self._file_check_timer = self._loop.call_later(FILE_CHECK_PERIOD_S, self._check_files)

@@ -1,7 +1,8 @@
-"""What answers at an address: a server that understands the request, or what else is there.
+"""Finding out what is at an address: a RocketMQ server, another server, or nothing.
 
-A connection that fails says little ("the server closed the connection"). So the address is resolved
-and dialled by itself first, and one that does not answer as RocketMQ is asked as TLS and as HTTP.
+The error of a failed connection says little ("the server closed the connection"). So the host name
+is resolved and connected to separately first. An address that does not respond as RocketMQ is then
+tried with TLS and with HTTP.
 """
 
 import contextlib
@@ -17,91 +18,113 @@ from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import Command
 
-PROBE_S: Final = 2.0
+PROBE_TIMEOUT_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
-    """What is at an address: the answer, or else what was said there in `detail`."""
+class ProbeResult:
+    """What a probe found at an address.
 
-    reach: Reachability
+    `detail` is the text of the error, "" if there was none. `response` is the server's response to
+    the request, None if there was none.
+    """
+
+    reachability: Reachability
     detail: str = ""
-    answer: Command | None = None
+    response: Command | None = None
 
 
-def listens(address: str, timeout_s: float = PROBE_S) -> Met:
-    """Is a connection taken there?"""
+def probe_connection(address: str, timeout_s: float = PROBE_TIMEOUT_S) -> ProbeResult:
+    """Connect to `address`, which is `host:port`, and close the connection again.
+
+    The result is RESPONDS, UNRESOLVED, REFUSED or UNREACHABLE. `timeout_s` limits the attempt for
+    each IP address of the host.
+    """
     try:
         host = parse_host(address)
-        known = socket.getaddrinfo(host.address, host.port, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host.address, host.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        return Met(Reachability.UNRESOLVED, getattr(error, "strerror", None) or str(error))
+        detail = getattr(error, "strerror", None) or str(error)
+        return ProbeResult(Reachability.UNRESOLVED, detail)
     except ProtocolError as error:
-        return Met(Reachability.UNRESOLVED, str(error))
+        return ProbeResult(Reachability.UNRESOLVED, str(error))
     refused = detail = ""
-    for family, kind, protocol, _, target in known:
-        with contextlib.closing(socket.socket(family, kind, protocol)) as channel:
-            channel.settimeout(timeout_s)
+    for family, kind, protocol, _, target in resolved:
+        with contextlib.closing(socket.socket(family, kind, protocol)) as sock:
+            sock.settimeout(timeout_s)
             try:
-                channel.connect(target)
+                sock.connect(target)
             except ConnectionRefusedError as error:
                 refused = error.strerror or "refused"
             except OSError as error:
-                detail = error.strerror or f"nothing within {timeout_s:g} s"
+                detail = error.strerror or f"no response within {timeout_s:g} s"
             else:
-                return Met(Reachability.ANSWERS)
-    return Met(Reachability.REFUSED, refused) if refused else Met(Reachability.SILENT, detail)
+                return ProbeResult(Reachability.RESPONDS)
+    if refused:
+        return ProbeResult(Reachability.REFUSED, refused)
+    return ProbeResult(Reachability.UNREACHABLE, detail)
 
 
 def probe(
-    address: str, command: Command, tls: Tls | None = None, timeout_s: float = PROBE_S
-) -> Met:
-    """Asks one question there, and finds out why there is no answer."""
-    met = listens(address, timeout_s)
-    if met.reach is not Reachability.ANSWERS:
-        return met
+    address: str,
+    command: Command,
+    tls: Tls | None = None,
+    timeout_s: float = PROBE_TIMEOUT_S,
+) -> ProbeResult:
+    """Send `command` to `address`, which is `host:port`, and find out why it fails.
+
+    Without `tls` the connection is plain. `timeout_s` limits each wait for the socket.
+    """
+    result = probe_connection(address, timeout_s)
+    if result.reachability is not Reachability.RESPONDS:
+        return result
     try:
         with contextlib.closing(BlockingChannel(address, timeout_s, tls)) as channel:
-            answer = channel.call(command)
-            answer.body = bytes(answer.body)
-            return Met(Reachability.ANSWERS, answer=answer)
+            response = channel.call(command)
+            response.body = bytes(response.body)
+            return ProbeResult(Reachability.RESPONDS, response=response)
     except SluiceError as error:
         detail, cause = error.fact, error.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return Met(_OF_CERTIFICATE.get(cause.verify_code, Reachability.UNTRUSTED), detail)
-    host = parse_host(address)
+        reachability = _CERTIFICATE_PROBLEMS.get(cause.verify_code, Reachability.UNTRUSTED)
+        return ProbeResult(reachability, detail)
     if tls is not None:
-        if probe(address, command, None, timeout_s).reach is Reachability.ANSWERS:
-            return Met(Reachability.PLAIN, detail)
-        is_closed = "ALERT" in str(cause) or "REQUIRED" in str(cause)
-        return Met(Reachability.CLIENT_CERTIFICATE if is_closed else Reachability.MUTE, detail)
-    return Met(_speech(host, timeout_s), detail)
+        without_tls = probe(address, command, None, timeout_s)
+        if without_tls.reachability is Reachability.RESPONDS:
+            return ProbeResult(Reachability.PLAIN, detail)
+        is_rejected = "ALERT" in str(cause) or "REQUIRED" in str(cause)
+        return ProbeResult(
+            Reachability.CLIENT_CERTIFICATE if is_rejected else Reachability.UNRESPONSIVE, detail
+        )
+    return ProbeResult(_detect_protocol(parse_host(address), timeout_s), detail)
 
 
-_OF_CERTIFICATE: Final = {
+_CERTIFICATE_PROBLEMS: Final = {
     10: Reachability.EXPIRED,
     62: Reachability.WRONG_NAME,
     64: Reachability.WRONG_NAME,
 }
-"""OpenSSL's X509_V_ERR_…: has expired, host name mismatch, address mismatch."""
+"""By OpenSSL's X509_V_ERR_…: certificate has expired, host name mismatch, IP address mismatch."""
 
 
-def _speech(host: Host, timeout_s: float) -> Reachability:
-    """TLS, gRPC below it, or HTTP: of whom does not speak RocketMQ's protocol."""
+def _detect_protocol(host: Host, timeout_s: float) -> Reachability:
+    """Return TLS, GRPC or HTTP for a server that does not respond as RocketMQ, else UNRESPONSIVE.
+
+    GRPC means HTTP/2 over TLS.
+    """
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     with contextlib.suppress(OSError):
         plain = socket.create_connection((host.address, host.port), timeout_s)
-        with plain, context.wrap_socket(plain, server_hostname=host.address) as channel:
-            return (
-                Reachability.GRPC if channel.selected_alpn_protocol() == "h2" else Reachability.TLS
-            )
+        with plain, context.wrap_socket(plain, server_hostname=host.address) as secure:
+            is_http2 = secure.selected_alpn_protocol() == "h2"
+            return Reachability.GRPC if is_http2 else Reachability.TLS
     with (
         contextlib.suppress(OSError),
-        socket.create_connection((host.address, host.port), timeout_s) as web,
+        socket.create_connection((host.address, host.port), timeout_s) as plain,
     ):
-        web.sendall(b"GET / HTTP/1.0\r\nHost: %b\r\n\r\n" % host.address.encode())
-        if web.recv(16).startswith(b"HTTP/"):
+        plain.sendall(b"GET / HTTP/1.0\r\nHost: %b\r\n\r\n" % host.address.encode())
+        if plain.recv(16).startswith(b"HTTP/"):
             return Reachability.HTTP
-    return Reachability.MUTE
+    return Reachability.UNRESPONSIVE

@@ -1,14 +1,14 @@
-"""A certificate that a server makes for itself, when it has none and a client wants TLS.
+"""A self-signed certificate, for a server in test mode that has none when a client uses TLS.
 
-    key on the curve P-256 -> X.509 certificate, signed with itself (ECDSA, SHA-256) -> PEM
+    key on the curve P-256 -> X.509 certificate, signed with that key (ECDSA, SHA-256) -> PEM
 
-Nobody can verify it; clients that take it ask for secrecy from those who listen, and nothing more.
-So little is needed that neither a library nor the program openssl has to be there: two
-multiplications on the curve and a few dozen fields of DER. They run once, for some ten
-milliseconds, and how long they take tells nobody anything; all TLS itself is OpenSSL's.
+No client can verify such a certificate. It protects against eavesdropping and nothing more. So
+little code is needed that neither a library nor the openssl program has to be installed: two
+multiplications on the curve, and a few dozen fields of DER. They run once, for about 10 ms. Their
+time depends on the key, which reveals nothing useful. All of TLS itself is OpenSSL's.
 
-The curve: FIPS 186-5 and SEC 2; the certificate: RFC 5280; keys and signatures in it: RFC 5480,
-5758, 5915.
+The curve is defined in FIPS 186-5 and SEC 2, the certificate in RFC 5280, and its keys and
+signatures in RFC 5480, 5758 and 5915.
 """
 
 import secrets
@@ -18,72 +18,86 @@ from typing import Final
 
 _PRIME: Final = 2**256 - 2**224 + 2**192 + 2**96 - 1
 _ORDER: Final = 0xFFFFFFFF_00000000_FFFFFFFF_FFFFFFFF_BCE6FAAD_A7179E84_F3B9CAC2_FC632551
-_BASE: Final = (
+_BASE_POINT: Final = (
     0x6B17D1F2_E12C4247_F8BCE6E5_63A440F2_77037D81_2DEB33A0_F4A13945_D898C296,
     0x4FE342E2_FE1A7F9B_8EE7EB4A_7C0F9E16_2BCE3357_6B315ECE_CBB64068_37BF51F5,
 )
-_SIZE: Final = 32
+_SCALAR_BYTES: Final = 32
 SERIAL_BITS: Final = 120
 _NAME: Final = b"SluiceMQ test mode"
 _FIRST_DAY, _LAST_DAY = b"200101000000Z", b"491231235959Z"
-"""Wide, so that no clock is asked: neither this server's nor a client's need be right."""
+"""The validity is wide, so that neither the server's clock nor a client's has to be right."""
 
 Point = tuple[int, int] | None
-"""None: the point at infinity."""
+"""The affine coordinates of a point on the curve; None is the point at infinity."""
 
-_INTEGER, _BITS, _OCTETS, _OID, _TEXT, _TIME = 0x02, 0x03, 0x04, 0x06, 0x0C, 0x17
+# DER: tags, then object identifiers with tag and length.
+_INTEGER, _BIT_STRING, _OCTET_STRING, _OID, _UTF8_STRING, _UTC_TIME = (
+    0x02,
+    0x03,
+    0x04,
+    0x06,
+    0x0C,
+    0x17,
+)
 _SEQUENCE, _SET, _BOOLEAN = 0x30, 0x31, 0x01
 _CURVE: Final = bytes((_OID, 8)) + bytes.fromhex("2a8648ce3d030107")
 _EC_KEY: Final = bytes((_OID, 7)) + bytes.fromhex("2a8648ce3d0201")
 _ECDSA_SHA256: Final = bytes((_OID, 8)) + bytes.fromhex("2a8648ce3d040302")
-_COMMON_NAME, _OTHER_NAMES, _CONSTRAINTS = (
-    bytes((_OID, 3)) + bytes.fromhex(text) for text in ("550403", "551d11", "551d13")
-)
+_COMMON_NAME: Final = bytes((_OID, 3)) + bytes.fromhex("550403")
+_ALTERNATIVE_NAMES: Final = bytes((_OID, 3)) + bytes.fromhex("551d11")
+_BASIC_CONSTRAINTS: Final = bytes((_OID, 3)) + bytes.fromhex("551d13")
 
 
-def self_signed() -> str:
-    """Certificate and key, as PEM."""
-    secret = _random()
-    public = b"\x04" + b"".join(_fixed(part) for part in _times(secret, _BASE) or ())
-    curve = _der(_SEQUENCE, _ECDSA_SHA256)
-    name = _der(_SEQUENCE, _der(_SET, _der(_SEQUENCE, _COMMON_NAME, _der(_TEXT, _NAME))))
+def make_self_signed_pem() -> str:
+    """Return a new certificate for localhost and 127.0.0.1, and its private key, as PEM."""
+    secret = _random_scalar()
+    public_point = _multiply(secret, _BASE_POINT)
+    public = b"\x04" + b"".join(_scalar_bytes(part) for part in public_point or ())
+    algorithm = _der(_SEQUENCE, _ECDSA_SHA256)
+    name = _der(_SEQUENCE, _der(_SET, _der(_SEQUENCE, _COMMON_NAME, _der(_UTF8_STRING, _NAME))))
     names = _der(_SEQUENCE, _der(0x82, b"localhost"), _der(0x87, bytes((127, 0, 0, 1))))
     is_authority = _der(_SEQUENCE, _der(_BOOLEAN, b"\xff"))
     body = _der(
         _SEQUENCE,
-        _der(0xA0, _integer(2)),  # version 3
-        _integer(secrets.randbits(SERIAL_BITS)),
-        curve,
+        _der(0xA0, _der_integer(2)),  # version 3
+        _der_integer(secrets.randbits(SERIAL_BITS)),
+        algorithm,
         name,
-        _der(_SEQUENCE, _der(_TIME, _FIRST_DAY), _der(_TIME, _LAST_DAY)),
+        _der(_SEQUENCE, _der(_UTC_TIME, _FIRST_DAY), _der(_UTC_TIME, _LAST_DAY)),
         name,
-        _der(_SEQUENCE, _der(_SEQUENCE, _EC_KEY, _CURVE), _bits(public)),
+        _der(_SEQUENCE, _der(_SEQUENCE, _EC_KEY, _CURVE), _der_bits(public)),
         _der(
             0xA3,
             _der(
                 _SEQUENCE,
-                _der(_SEQUENCE, _OTHER_NAMES, _der(_OCTETS, names)),
-                _der(_SEQUENCE, _CONSTRAINTS, _der(_OCTETS, is_authority)),
+                _der(_SEQUENCE, _ALTERNATIVE_NAMES, _der(_OCTET_STRING, names)),
+                _der(_SEQUENCE, _BASIC_CONSTRAINTS, _der(_OCTET_STRING, is_authority)),
             ),
         ),
     )
-    signature = _der(_SEQUENCE, *map(_integer, _sign(body, secret)))
-    certificate = _der(_SEQUENCE, body, curve, _bits(signature))
+    signature = _der(_SEQUENCE, *map(_der_integer, _sign(body, secret)))
+    certificate = _der(_SEQUENCE, body, algorithm, _der_bits(signature))
     key = _der(
-        _SEQUENCE, _integer(1), _der(_OCTETS, _fixed(secret)), _der(0xA0, _CURVE),
-        _der(0xA1, _bits(public)),
-    )  # fmt: skip
+        _SEQUENCE,
+        _der_integer(1),
+        _der(_OCTET_STRING, _scalar_bytes(secret)),
+        _der(0xA0, _CURVE),
+        _der(0xA1, _der_bits(public)),
+    )
     return _pem("CERTIFICATE", certificate) + _pem("EC PRIVATE KEY", key)
 
 
 # ---------------------------------------------------------------------------------- the curve
 
 
-def _random() -> int:
+def _random_scalar() -> int:
+    """Return a random private key or nonce."""
     return 1 + secrets.randbelow(_ORDER - 1)
 
 
-def _plus(one: Point, other: Point) -> Point:
+def _add(one: Point, other: Point) -> Point:
+    """Return the sum of two points."""
     if one is None or other is None:
         return one or other
     (x1, y1), (x2, y2) = one, other
@@ -97,21 +111,23 @@ def _plus(one: Point, other: Point) -> Point:
     return x, (slope * (x1 - x) - y1) % _PRIME
 
 
-def _times(factor: int, point: Point) -> Point:
+def _multiply(factor: int, point: Point) -> Point:
+    """Return the sum of `factor` times the point."""
     total: Point = None
     while factor:
         if factor & 1:
-            total = _plus(total, point)
-        point = _plus(point, point)
+            total = _add(total, point)
+        point = _add(point, point)
         factor >>= 1
     return total
 
 
 def _sign(data: bytes, secret: int) -> tuple[int, int]:
+    """Return the ECDSA signature (r, s) of `data` with the private key `secret`."""
     digest = int.from_bytes(sha256(data).digest())
     while True:
-        nonce = _random()
-        point = _times(nonce, _BASE)
+        nonce = _random_scalar()
+        point = _multiply(nonce, _BASE_POINT)
         r = point[0] % _ORDER if point else 0
         s = pow(nonce, -1, _ORDER) * (digest + r * secret) % _ORDER
         if r and s:
@@ -122,6 +138,7 @@ def _sign(data: bytes, secret: int) -> tuple[int, int]:
 
 
 def _der(tag: int, *parts: bytes) -> bytes:
+    """Return a DER value with this tag, whose content is the parts joined."""
     data = b"".join(parts)
     size = len(data)
     if size < 0x80:
@@ -130,18 +147,18 @@ def _der(tag: int, *parts: bytes) -> bytes:
     return bytes((tag, 0x80 | len(length))) + length + data
 
 
-def _integer(value: int) -> bytes:
+def _der_integer(value: int) -> bytes:
     return _der(_INTEGER, value.to_bytes(value.bit_length() // 8 + 1))
 
 
-def _bits(data: bytes) -> bytes:
-    return _der(_BITS, b"\0", data)
+def _der_bits(data: bytes) -> bytes:
+    return _der(_BIT_STRING, b"\0", data)
 
 
-def _fixed(value: int) -> bytes:
-    return value.to_bytes(_SIZE)
+def _scalar_bytes(value: int) -> bytes:
+    return value.to_bytes(_SCALAR_BYTES)
 
 
-def _pem(what: str, data: bytes) -> str:
+def _pem(label: str, data: bytes) -> str:
     lines = encodebytes(data).decode()
-    return f"-----BEGIN {what}-----\n{lines}-----END {what}-----\n"
+    return f"-----BEGIN {label}-----\n{lines}-----END {label}-----\n"

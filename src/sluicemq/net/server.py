@@ -1,102 +1,115 @@
-"""The listening side of the remoting protocol.
+"""The server of the remoting protocol.
 
-    socket -> Connection.data_received -> Pieces -> Dispatcher.feed -> one write
+    socket -> Connection.data_received -> Pieces -> Dispatcher.handle_frames -> one write
 
-A chunk with forty frames is one pass and one write. What bounds a connection: `accept.py`.
+All frames that arrive in one chunk are handled in one pass, and their responses are sent with one
+write. `accept.py` describes the limits of a connection.
 """
 
 from typing import Final
 
 from sluicemq.errors import ProtocolError
-from sluicemq.net.accept import REFUSAL, Accepted, OnPeer, Server
+from sluicemq.net.accept import PROTECTED_MODE_REFUSAL, AcceptedConnection, OnPeer, Server
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.net.limits import PENDING_SMALL, SERVER_LIMITS, ServerLimits
+from sluicemq.net.limits import SERVER_LIMITS, UNCOUNTED_BYTES, ServerLimits
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import TLS_HELLO, Command, Pieces, encode_answer
 
 
-class Refusing(Dispatcher):
-    """Refuses every request."""
+class RefusingDispatcher(Dispatcher):
+    """Refuses every request with NO_PERMISSION (16) and explains protected mode."""
 
     def __init__(self) -> None:
         super().__init__({}, frame_bytes_max=1 << 20)
 
-    def _unhandled(self, command: Command, peer: Peer) -> bytes | None:
+    def _handle_other(self, command: Command, peer: Peer) -> bytes | None:
         if command.is_response:
-            raise ProtocolError("An answer without a question.")
+            raise ProtocolError("A response was received, but no request was sent.")
         peer.count_refusal()
-        return encode_answer(command, ResponseCode.NO_PERMISSION, remark=REFUSAL)
+        return encode_answer(command, ResponseCode.NO_PERMISSION, remark=PROTECTED_MODE_REFUSAL)
 
 
-REFUSING: Final = Refusing()
+REFUSING_DISPATCHER: Final = RefusingDispatcher()
 
 
-class Connection(Accepted):
-    """One accepted socket: bytes in, frames to the dispatcher, answers out."""
+class Connection(AcceptedConnection):
+    """One accepted connection that carries frames of the remoting protocol."""
 
-    __slots__ = ("_dispatcher", "_has_served", "_pieces")
+    __slots__ = ("_dispatcher", "_has_received_frame", "_pieces")
 
     def __init__(self, server: "RemotingServer", dispatcher: Dispatcher) -> None:
         super().__init__(server)
         self._dispatcher = dispatcher
         self._pieces = Pieces(dispatcher.frame_bytes_max)
-        self._has_served = False  # whether a whole frame has come
+        self._has_received_frame = False
 
     @property
     def unfinished_bytes(self) -> int:
         return len(self._pieces)
 
-    def _received(self, data: bytes) -> None:
-        """HOT: a chunk of whole frames that the compiled engine takes is done here."""
-        run = self._dispatcher.run
-        if run is None or self.is_refused or self._held or len(self._pieces):
-            self._serve(self._pieces.add(data))
+    # Called for every chunk: if it consists of frames that the compiled engine handles, it is done
+    # here, without the general path.
+    def _handle_data(self, data: bytes) -> None:
+        run_engine = self._dispatcher.run_engine
+        if run_engine is None or self.is_refused or self._counted_bytes or len(self._pieces):
+            self._handle_frames(self._pieces.add(data))
             return
-        used = run(data, 0, self.peer, self._shares)
+        used = run_engine(data, 0, self.peer, self._scheduler)
         if used == len(data):
-            self.frame_sweeps = 0
-            self._has_served = True
+            self.sweeps_since_frame = 0
+            self._has_received_frame = True
         else:
-            self._has_served |= used > 0
-            self._serve(data[used:] if used else data, is_tried=True)
+            self._has_received_frame |= used > 0
+            self._handle_frames(data[used:] if used else data, skip_engine=True)
 
-    def _serve(self, whole: bytes | None, *, is_tried: bool = False) -> None:
-        """`is_tried`: the compiled engine has left the first frame."""
-        peer, shares, data = self.peer, self._shares, whole or b""
-        dispatcher = REFUSING if self.is_refused else self._dispatcher
+    def _handle_frames(self, whole: bytes | None, *, skip_engine: bool = False) -> None:
+        """Handle the frames in `whole`, and keep the rest for later.
+
+        `whole` begins with a whole frame; None means that none has arrived. `skip_engine` says
+        that the compiled engine has already declined the first frame.
+        """
+        peer, scheduler, data = self.peer, self._scheduler, whole or b""
+        dispatcher = REFUSING_DISPATCHER if self.is_refused else self._dispatcher
         try:
             while whole:
-                used, answers = dispatcher.feed(whole, peer, shares, is_tried=is_tried)
-                is_tried = False
-                if answers and not peer.closed:
-                    self._transport.write(answers)
-                self.frame_sweeps = 0
-                self._has_served |= used > 0
+                used, responses = dispatcher.handle_frames(
+                    whole, peer, scheduler, skip_engine=skip_engine
+                )
+                skip_engine = False
+                if responses and not peer.closed:
+                    self._transport.write(responses)
+                self.sweeps_since_frame = 0
+                self._has_received_frame |= used > 0
                 if used == len(whole):
-                    if self._held:
-                        self._hold(0)
+                    if self._counted_bytes:
+                        self._count_unfinished(0)
                     return
                 if used:
                     whole = whole[used:]
-                if shares.is_tight and shares.has_to_wait(peer):
-                    self._wait(whole)
+                if scheduler.is_tight and scheduler.has_to_wait(peer):
+                    self._defer_frames(whole)
                     return
                 data = whole
                 whole = self._pieces.keep(data)
         except ProtocolError as error:
-            text = str(error)
+            reason = str(error)
             if data[:1] == bytes((TLS_HELLO,)):
-                text = "it speaks TLS, which this port does not serve. Turn TLS off in the client."
-            end = self.refuse_after_answers if self._has_served else self.refuse
-            end(text)
+                reason = (
+                    "the client uses TLS, which this port does not serve. Turn TLS off in the "
+                    "client."
+                )
+            close = (
+                self.close_after_responses if self._has_received_frame else self.close_with_reason
+            )
+            close(reason)
             return
-        if len(self._pieces) > PENDING_SMALL or self._held:
-            self._hold(len(self._pieces))
+        if len(self._pieces) > UNCOUNTED_BYTES or self._counted_bytes:
+            self._count_unfinished(len(self._pieces))
 
 
 class RemotingServer(Server):
-    """Serves one dispatcher on all its ports."""
+    """A server that passes the requests of all its connections to one dispatcher."""
 
     def __init__(
         self,
@@ -106,12 +119,19 @@ class RemotingServer(Server):
         limits: ServerLimits = SERVER_LIMITS,
         tls: TlsAcceptor | None = None,
     ) -> None:
-        """`tls`: None serves plain connections only."""
+        """Create a server for `dispatcher`; `start` opens its ports.
+
+        `on_disconnect` is called with the peer of each connection that has ended. `tls` serves TLS
+        on the same ports; None serves plain connections only.
+        """
         super().__init__(
-            limits, dispatcher.shares, is_guarded=dispatcher.is_guarded,
-            on_disconnect=on_disconnect, tls=tls,
-        )  # fmt: skip
+            limits,
+            dispatcher.scheduler,
+            is_guarded=dispatcher.is_guarded,
+            on_disconnect=on_disconnect,
+            tls=tls,
+        )
         self.dispatcher = dispatcher
 
-    def _accepted(self) -> Connection:
+    def _new_connection(self) -> Connection:
         return Connection(self, self.dispatcher)

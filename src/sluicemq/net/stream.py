@@ -1,12 +1,14 @@
-"""Plain streams of bytes, for protocols that are no requests and answers; over sockets or memory.
+"""Byte streams for protocols that are not requests and responses, over sockets or in memory.
 
-A `Stream` is a `Peer`: where the other end is, `write`, `close`, and how much of what was written
-has not left yet. What comes is told to a `StreamUser`, in the loop. A user that has much to write
-stops when `unsent_bytes` is above HIGH_BYTES, and is told by `writable` when little of it is left.
+A `ByteStream` is a `Peer`: it has the address of the other end, `write`, `close`, and the number of
+bytes that were written and not sent yet. A `StreamProtocol` receives, in the event loop, what
+happens on the stream. A protocol with much to write stops when `unsent_bytes` exceeds
+HIGH_WATER_BYTES, and continues when its `resume_writing` is called, as with asyncio's transports.
 
-The side that dials speaks first: only with its first byte is a user made for it, behind TLS where
-the server has it. Until then, and after, the limits of `accept` hold: connections, silence,
-protected mode (which closes, since there is no answer to refuse with).
+The side that connects must send first. Its protocol is created only with its first byte, after the
+TLS handshake if the connection has one. The limits of `accept` apply before and after: number of
+connections, silence, and protected mode (which closes the connection, because a stream has no
+response with which to refuse).
 """
 
 import asyncio
@@ -19,50 +21,51 @@ from typing import Any, Final, Protocol
 
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.model.ids import Host
-from sluicemq.net.accept import Accepted, Kept, Server
-from sluicemq.net.channel import DIAL_TIMEOUT_S, connect
-from sluicemq.net.dispatch import Peer, host_of
-from sluicemq.net.limits import NOBODY_WAITS, ServerLimits
+from sluicemq.net.accept import AcceptedConnection, ListeningSockets, Server
+from sluicemq.net.channel import DIAL_TIMEOUT_S, connect_protocol
+from sluicemq.net.dispatch import Peer, host_from_socket_name
+from sluicemq.net.limits import NULL_SCHEDULER, ServerLimits
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.net.tls import Tls
 
 log = logging.getLogger(__name__)
 
-HIGH_BYTES: Final = 1024 * 1024
-LOW_BYTES: Final = HIGH_BYTES // 4
-MEMORY_PORTS: Final = itertools.cycle(range(20_000, 40_000))
-"""Of the process, so that two networks do not share an address: clients remember addresses."""
+HIGH_WATER_BYTES: Final = 1024 * 1024
+LOW_WATER_BYTES: Final = HIGH_WATER_BYTES // 4
+_FREE_MEMORY_PORTS: Final = itertools.cycle(range(20_000, 40_000))
+"""The next free port of any memory network. It is shared by all networks of the process, so that
+two networks never use the same address: clients remember addresses."""
 
-Stream = Peer
-
-
-class StreamUser(Protocol):
-    """Who speaks on a stream."""
-
-    def received(self, data: bytes) -> None:
-        """Bytes came. Raises SluiceError: the stream is closed, and the text logged."""
-
-    def writable(self) -> None:
-        """Most of what was unsent has left."""
-
-    def lost(self) -> None:
-        """The connection is gone, whoever closed it. Told once."""
+ByteStream = Peer
 
 
-Accept = Callable[[Stream], StreamUser]
-"""Who speaks on a new stream, now that its first bytes are there. Raises SluiceError: nobody, and
-the text is logged."""
+class StreamProtocol(Protocol):
+    """The code that uses a byte stream; its methods are called in the event loop."""
+
+    def data_received(self, data: bytes) -> None:
+        """Handle bytes that arrived. A SluiceError raised here is logged and closes the stream."""
+
+    def resume_writing(self) -> None:
+        """Write on: `unsent_bytes` has fallen to LOW_WATER_BYTES or less."""
+
+    def connection_lost(self) -> None:
+        """Clean up, because the connection is gone. Called once, whichever side closed it."""
 
 
-class _Taken(Accepted):
-    """An accepted stream."""
+StreamProtocolFactory = Callable[[ByteStream], StreamProtocol]
+"""Return the protocol for an accepted stream whose first bytes have arrived. A SluiceError raised
+here is logged and closes the stream."""
 
-    __slots__ = ("_accept", "_user")
+
+class _AcceptedStream(AcceptedConnection):
+    """An accepted byte stream over a socket."""
+
+    __slots__ = ("_accept", "_protocol")
 
     def __init__(self, server: "StreamServer") -> None:
         super().__init__(server)
         self._accept = server.accept
-        self._user: StreamUser | None = None
+        self._protocol: StreamProtocol | None = None
 
     @property
     def unfinished_bytes(self) -> int:
@@ -75,80 +78,101 @@ class _Taken(Accepted):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._user is not None:
-            self._user.lost()
+        if self._protocol is not None:
+            self._protocol.connection_lost()
 
-    def _received(self, data: bytes) -> None:
+    def _handle_data(self, data: bytes) -> None:
         try:
-            if self._user is None:
-                self._user = self._accept(self.peer)
-            self._user.received(data)
+            if self._protocol is None:
+                self._protocol = self._accept(self.peer)
+            self._protocol.data_received(data)
         except SluiceError as error:
-            self.refuse(str(error))
+            self.close_with_reason(str(error))
 
     def pause_writing(self) -> None:
-        """What is written here answers nothing: reading goes on."""
+        """Do nothing: bytes on a stream are not responses, so reading goes on."""
 
     def resume_writing(self) -> None:
-        if self._user is not None:
-            self._user.writable()
+        if self._protocol is not None:
+            self._protocol.resume_writing()
 
 
 class StreamServer(Server):
-    """Listens for streams."""
+    """A server for byte streams over sockets."""
 
     def __init__(
-        self, accept: Accept, *, limits: ServerLimits, tls: TlsAcceptor | None = None
+        self,
+        accept: StreamProtocolFactory,
+        *,
+        limits: ServerLimits,
+        tls: TlsAcceptor | None = None,
     ) -> None:
-        super().__init__(replace(limits, write_buffer_bytes_max=HIGH_BYTES), NOBODY_WAITS, tls=tls)
+        """Create a server; `start` opens its ports.
+
+        `accept` returns the protocol of each new stream. `tls` serves TLS on the same ports; None
+        serves plain connections only.
+        """
+        limits = replace(limits, write_buffer_bytes_max=HIGH_WATER_BYTES)
+        super().__init__(limits, NULL_SCHEDULER, tls=tls)
         self.accept = accept
 
-    def _accepted(self) -> _Taken:
-        return _Taken(self)
+    def _new_connection(self) -> _AcceptedStream:
+        return _AcceptedStream(self)
 
 
-class _Dialled(asyncio.Protocol):
-    """A dialled stream."""
+class _DialedStream(asyncio.Protocol):
+    """The asyncio protocol that connects a StreamProtocol with a socket's transport."""
 
-    def __init__(self, user: StreamUser) -> None:
-        self._user = user
-        self.stream: Stream
+    def __init__(self, protocol: StreamProtocol) -> None:
+        self._protocol = protocol
+        self.stream: ByteStream
 
     def connection_made(self, transport: Any) -> None:
-        connected = transport.get_extra_info("socket")
-        if connected is not None:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(high=HIGH_BYTES, low=LOW_BYTES)
-        ends = (host_of(transport.get_extra_info(end)) for end in ("peername", "sockname"))
-        self.stream = Stream(transport, *ends)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.set_write_buffer_limits(high=HIGH_WATER_BYTES, low=LOW_WATER_BYTES)
+        remote = host_from_socket_name(transport.get_extra_info("peername"))
+        local = host_from_socket_name(transport.get_extra_info("sockname"))
+        self.stream = ByteStream(transport, remote, local)
 
     def data_received(self, data: bytes) -> None:
-        receive(self.stream, data, self._user.received)
+        deliver(self.stream, data, self._protocol.data_received)
 
     def resume_writing(self) -> None:
-        self._user.writable()
+        self._protocol.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.stream.lost()
-        self._user.lost()
+        self.stream.connection_lost()
+        self._protocol.connection_lost()
 
 
 async def dial_stream(
-    address: str, user: StreamUser, *, timeout_s: float = DIAL_TIMEOUT_S, tls: Tls | None = None
-) -> Stream:
-    """Connect to `host:port`. Raises ConnectionLostError, RequestTimeoutError, ConfigurationError
-    as `channel.dial`."""
-    end = _Dialled(user)
-    await connect(address, lambda: end, timeout_s=timeout_s, tls=tls)
-    return end.stream
+    address: str,
+    protocol: StreamProtocol,
+    *,
+    timeout_s: float = DIAL_TIMEOUT_S,
+    tls: Tls | None = None,
+) -> ByteStream:
+    """Connect to `address`, which is `host:port`, and return the stream.
+
+    `protocol` receives what happens on it. Without `tls` the connection is plain. Raise the errors
+    of `channel.dial`.
+    """
+    dialed = _DialedStream(protocol)
+    await connect_protocol(address, lambda: dialed, timeout_s=timeout_s, tls=tls)
+    return dialed.stream
 
 
-def receive(stream: Stream, data: bytes, received: Callable[[bytes], None]) -> None:
-    """Hands on what came. An error of the user closes the stream."""
+def deliver(stream: ByteStream, data: bytes, receiver: Callable[[bytes], None]) -> None:
+    """Call `receiver` with `data`, unless the stream is closed.
+
+    A SluiceError that `receiver` raises is logged and closes the stream.
+    """
     if stream.closed:
         return
     try:
-        received(data)
+        receiver(data)
     except SluiceError as error:
         log.warning("closing the stream with %s: %s", stream.remote, error)
         stream.close()
@@ -157,124 +181,149 @@ def receive(stream: Stream, data: bytes, received: Callable[[bytes], None]) -> N
 # ------------------------------------------------------------------------------------ in memory
 
 
-class MemoryPorts:
-    """What is served at some addresses of a memory network."""
+class MemoryListenerBase:
+    """A listener at some addresses of a memory network. Subclasses decide what it serves."""
 
-    def __init__(self, served: dict[str, Any]) -> None:
+    def __init__(self, listeners: dict[str, Any]) -> None:
+        """`listeners` has the listener of each address of the network; `start` adds to it."""
         self.ports: tuple[int, ...] = ()
-        self.kept: Kept = {}
-        self._served = served
+        self.inherited_sockets: ListeningSockets = {}
+        self._listeners = listeners
         self._addresses: tuple[str, ...] = ()
 
-    def keep(self) -> Kept:
-        """Nothing: whoever starts first has the port."""
+    def duplicate_sockets(self) -> ListeningSockets:
+        """Return no sockets: in memory, the listener that starts first has the port."""
         return {}
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
-        found = tuple(port or next(MEMORY_PORTS) for port in ports)
-        addresses = tuple(f"{host or '127.0.0.1'}:{port}" for port in found)
-        for port, address in zip(found, addresses, strict=True):
-            if address in self._served:
+        """Listen on every port; 0 stands for a free one. Afterwards `ports` has their numbers.
+
+        `host` None or "" means 127.0.0.1. Raise ConfigurationError if another listener of the
+        network has one of the addresses.
+        """
+        chosen_ports = tuple(port or next(_FREE_MEMORY_PORTS) for port in ports)
+        addresses = tuple(f"{host or '127.0.0.1'}:{port}" for port in chosen_ports)
+        for port, address in zip(chosen_ports, addresses, strict=True):
+            if address in self._listeners:
                 raise ConfigurationError(
-                    f"Port {port} is in use already in this memory network.",
-                    fix="Close what serves it, or use port 0.",
+                    f"Port {port} is already in use in this memory network.",
+                    fix="Close the listener that uses it, or use port 0.",
                 )
-        self.ports, self._addresses = found, addresses
-        self._served.update(dict.fromkeys(addresses, self))
+        self.ports, self._addresses = chosen_ports, addresses
+        self._listeners.update(dict.fromkeys(addresses, self))
 
     def stop_listening(self) -> None:
-        """Nobody is accepted any more."""
+        """Accept no further connections. Open connections go on."""
         for address in self._addresses:
-            self._served.pop(address, None)
+            self._listeners.pop(address, None)
 
 
-class MemoryStreams(MemoryPorts):
-    """Listens for streams in a memory network."""
+class MemoryStreamListener(MemoryListenerBase):
+    """A server for byte streams in a memory network."""
 
-    def __init__(self, served: dict[str, Any], accept: Accept) -> None:
-        super().__init__(served)
+    def __init__(self, listeners: dict[str, Any], accept: StreamProtocolFactory) -> None:
+        """`listeners` has the listener of each address; `accept` returns a stream's protocol."""
+        super().__init__(listeners)
         self.accept = accept
-        self.lines: set[_Line] = set()
+        self.open_pairs: set[_StreamPair] = set()
 
-    def dialled(self, user: StreamUser, remote: Host, local: Host) -> Stream:
-        """A new stream: the end of who dials, whose address is `remote`."""
-        line = _Line(self, user, remote, local)
-        self.lines.add(line)
-        return line.dialled
+    def connect(self, protocol: StreamProtocol, remote: Host, local: Host) -> ByteStream:
+        """Open a stream to this listener, and return the end of the side that connects.
+
+        `protocol` receives what happens on that end. `remote` is the address of the side that
+        connects, `local` that of this listener.
+        """
+        pair = _StreamPair(self, protocol, remote, local)
+        self.open_pairs.add(pair)
+        return pair.dialed
 
     async def close(self) -> None:
-        """What was written is on its way before the streams end."""
+        """Stop listening and end all streams, after bytes written before have arrived."""
         await asyncio.sleep(0)
         self.stop_listening()
-        for line in tuple(self.lines):
-            line.lose()
+        for pair in tuple(self.open_pairs):
+            pair.disconnect()
 
 
-class _Pipe:
-    """One direction: what is written arrives in the next turn of the loop."""
+class _FlowControlledTransport:
+    """One direction of a byte stream in memory, with flow control.
+
+    Bytes that are written arrive at `deliver` in the next iteration of the event loop.
+    """
 
     def __init__(
         self,
         deliver: Callable[[bytes], None],
-        writable: Callable[[], None],
-        lose: Callable[[], None],
+        resume_writing: Callable[[], None],
+        on_close: Callable[[], None],
     ) -> None:
-        self._deliver, self._writable, self._lose = deliver, writable, lose
+        """`resume_writing` is called when the unsent bytes have fallen to LOW_WATER_BYTES."""
+        self._deliver, self._resume_writing, self._on_close = deliver, resume_writing, on_close
         self._unsent_bytes = 0
 
     def write(self, data: bytes, /) -> None:
         self._unsent_bytes += len(data)
-        asyncio.get_running_loop().call_soon(self.arrive, bytes(data))
+        asyncio.get_running_loop().call_soon(self._arrive, bytes(data))
 
-    def arrive(self, data: bytes) -> None:
-        """A turn later."""
+    def _arrive(self, data: bytes) -> None:
         self._unsent_bytes -= len(data)
         self._deliver(data)
-        if self._unsent_bytes <= LOW_BYTES < self._unsent_bytes + len(data):
-            self._writable()
+        if self._unsent_bytes <= LOW_WATER_BYTES < self._unsent_bytes + len(data):
+            self._resume_writing()
 
     def get_write_buffer_size(self) -> int:
         return self._unsent_bytes
 
     def close(self) -> None:
-        asyncio.get_running_loop().call_soon(self._lose)
+        asyncio.get_running_loop().call_soon(self._on_close)
 
 
-class _Line:
-    """A stream with both its ends."""
+class _StreamPair:
+    """A byte stream in memory with its two ends."""
 
-    def __init__(self, listener: MemoryStreams, user: StreamUser, remote: Host, local: Host):
+    def __init__(
+        self,
+        listener: MemoryStreamListener,
+        protocol: StreamProtocol,
+        remote: Host,
+        local: Host,
+    ) -> None:
+        """Connect both ends. The arguments are those of `MemoryStreamListener.connect`."""
         self._listener = listener
-        self._user = user
-        self._served: StreamUser | None = None
-        self.dialled = Stream(_Pipe(self.to_served, user.writable, self.lose), local, remote)
-        self._accepted = Stream(_Pipe(self.to_user, self.writable, self.lose), remote, local)
+        self._dialed_protocol = protocol
+        self._accepted_protocol: StreamProtocol | None = None  # created with the first bytes
+        to_listener = _FlowControlledTransport(
+            self._deliver_to_accepted, protocol.resume_writing, self.disconnect
+        )
+        to_dialer = _FlowControlledTransport(
+            self._deliver_to_dialed, self._resume_accepted, self.disconnect
+        )
+        self.dialed = ByteStream(to_listener, local, remote)
+        self._accepted = ByteStream(to_dialer, remote, local)
 
-    def to_user(self, data: bytes) -> None:
-        """To who has dialled."""
-        receive(self.dialled, data, self._user.received)
+    def _deliver_to_dialed(self, data: bytes) -> None:
+        deliver(self.dialed, data, self._dialed_protocol.data_received)
 
-    def to_served(self, data: bytes) -> None:
-        """To who was dialled."""
-        receive(self._accepted, data, self.serve)
+    def _deliver_to_accepted(self, data: bytes) -> None:
+        deliver(self._accepted, data, self._receive_accepted)
 
-    def serve(self, data: bytes) -> None:
-        """The first bytes make the user."""
-        if self._served is None:
-            self._served = self._listener.accept(self._accepted)
-        self._served.received(data)
+    def _receive_accepted(self, data: bytes) -> None:
+        """Pass `data` to the protocol of the accepted end, which the first bytes create."""
+        if self._accepted_protocol is None:
+            self._accepted_protocol = self._listener.accept(self._accepted)
+        self._accepted_protocol.data_received(data)
 
-    def writable(self) -> None:
-        """Most of what was written to the user has arrived."""
-        if self._served is not None:
-            self._served.writable()
+    def _resume_accepted(self) -> None:
+        if self._accepted_protocol is not None:
+            self._accepted_protocol.resume_writing()
 
-    def lose(self) -> None:
-        """The stream is gone on both ends."""
-        if self not in self._listener.lines:
+    def disconnect(self) -> None:
+        """End the stream on both ends. Do nothing if it has ended already."""
+        if self not in self._listener.open_pairs:
             return
-        self._listener.lines.discard(self)
-        for stream, user in (self.dialled, self._user), (self._accepted, self._served):
-            stream.lost()
-            if user is not None:
-                user.lost()
+        self._listener.open_pairs.discard(self)
+        ends = (self.dialed, self._dialed_protocol), (self._accepted, self._accepted_protocol)
+        for stream, protocol in ends:
+            stream.connection_lost()
+            if protocol is not None:
+                protocol.connection_lost()

@@ -1,7 +1,9 @@
-"""What a client wants of TLS, as plain values, without OpenSSL: which authority it trusts, which
-certificate it shows, what it verifies. The environment says it for programs that cannot be changed
-(SLUICE_TLS and its relatives), and the command line for the length of one command (`preset`). What
-a server wants is in its settings (`config.settings.TlsConfig`).
+"""The TLS settings of a client, as plain values, without importing OpenSSL.
+
+They say which authorities a client trusts, which certificate it shows, and what it verifies.
+Programs that cannot be changed take them from the environment (SLUICE_TLS and the variables that
+begin with it), and the command line sets them for the duration of one command (`default_tls`). The
+settings of a server are in `config.settings.TlsConfig`.
 """
 
 import os
@@ -13,27 +15,31 @@ from typing import Final, Literal
 
 from sluicemq.config.settings import BrokerConfig
 from sluicemq.errors import ConfigurationError
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 
-TLS_HINT: Final = "If the server demands TLS (tls.server.mode = enforcing): tls=True."
+TLS_HINT: Final = "If the server requires TLS (tls.server.mode = enforcing), set tls=True."
 _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"", "0", "false", "no", "off"})
-VERIFY_WORDS: Final[Mapping[str, "Verify"]] = {"full": True, "ca": "ca", "none": False}
+VERIFY_MODES: Final[Mapping[str, "Verify"]] = {"full": True, "ca": "ca", "none": False}
 
 Verify = Literal[True, False, "ca"]
 
 
-@helpful
+@with_hints
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """TLS of a client. All paths name PEM files.
+    """The TLS settings of a client. All paths name PEM files.
 
-    `ca`: certificates of the authorities that are trusted; None: those of the system.
-    `certificate`, `key` (None: it is in the same file), `key_password`: for servers that want to
-    know the client. `verify`: True checks chain and host name; "ca" the chain only, for brokers
-    that register under addresses which their certificates do not name; False nothing, so that
-    anybody may stand in between. `server_name`: the name that certificates must bear instead of
-    the host that is dialled. Files are read again when they change.
+    The files are read again when they change.
+    `ca` contains the certificates of the authorities that are trusted; None means those of the
+    system. `certificate`, `key` (None if the certificate's file contains it) and `key_password`
+    are for servers that require a client certificate.
+
+    `verify` is True, "ca" or False. True verifies the certificate chain and the host name. "ca"
+    verifies only the chain, for brokers that register with addresses that are not in their
+    certificates. False verifies nothing, so an attacker may intercept the connection.
+    `server_name` is the name that the server's certificate must contain, instead of the host that
+    the client connects to.
     """
 
     ca: str | os.PathLike[str] | None = None
@@ -49,82 +55,97 @@ class Tls:
             object.__setattr__(self, name, None if value is None else os.fspath(value))
         if self.verify not in (True, False, "ca"):
             raise ConfigurationError(
-                f"verify = {self.verify!r} is not known.", fix='Give True, "ca" or False.'
+                f'verify must be True, "ca" or False, got {self.verify!r}.',
+                fix="Set it to one of these values.",
             )
         if self.certificate is None and (self.key is not None or self.key_password is not None):
             raise ConfigurationError(
-                "a TLS key is given without its certificate.", fix="Give certificate= too."
+                "A TLS key is given without its certificate.", fix="Set certificate too."
             )
 
     @classmethod
-    def of(cls, value: "Tls | bool | None") -> "Tls | None":
-        """True: TLS with the system's authorities; False: none; None: as the command line or the
-        environment says. Raises ConfigurationError."""
+    def resolve(cls, value: "Tls | bool | None") -> "Tls | None":
+        """Return the settings that the `tls` argument of a client means, None for no TLS.
+
+        True means TLS with the settings of the environment or the authorities of the system. False
+        means no TLS. None means what `default_tls` or the environment says. Raise
+        ConfigurationError for another value, or for an invalid environment variable.
+        """
         if isinstance(value, Tls):
             return value
         if value is None:
-            chosen = _PRESET.get()
-            return tls_of_environment() if chosen is None else chosen[0]
+            chosen = _DEFAULT.get()
+            return tls_from_environment() if chosen is None else chosen[0]
         if not isinstance(value, bool):
             raise ConfigurationError(
-                f"tls = {value!r} is not known.", fix="Give True, False or Tls(ca=…)."
+                f"tls must be True, False or a Tls, got {value!r}.",
+                fix="Set True, False or Tls(ca=…).",
             )
-        return (tls_of_environment() or cls()) if value else None
+        return (tls_from_environment() or cls()) if value else None
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What it is read from."""
+        """The paths of all files that the settings name."""
         names = (self.ca, self.certificate, self.key)
         return tuple(str(name) for name in names if name is not None)
 
 
-_PRESET: ContextVar[tuple[Tls | None] | None] = ContextVar("tls", default=None)
+_DEFAULT: ContextVar[tuple[Tls | None] | None] = ContextVar("tls", default=None)
 
 
 @contextmanager
-def preset(tls: Tls | None) -> Iterator[None]:
-    """What `tls=None` means to clients that are made inside; for command lines."""
-    token = _PRESET.set((tls,))
+def default_tls(tls: Tls | None) -> Iterator[None]:
+    """Use `tls` for clients created with `tls=None` inside the block. None means no TLS."""
+    token = _DEFAULT.set((tls,))
     try:
         yield
     finally:
-        _PRESET.reset(token)
+        _DEFAULT.reset(token)
 
 
-def tls_of_environment(environment: Mapping[str, str] | None = None) -> Tls | None:
-    """SLUICE_TLS (true or false; naming a file below means true), SLUICE_TLS_CA,
-    SLUICE_TLS_CERTIFICATE, SLUICE_TLS_KEY, SLUICE_TLS_KEY_PASSWORD, SLUICE_TLS_VERIFY (full, ca,
-    none), SLUICE_TLS_SERVER_NAME. Raises ConfigurationError."""
-    given = os.environ if environment is None else environment
-    wanted = given.get("SLUICE_TLS", "").lower()
+def tls_from_environment(environment: Mapping[str, str] | None = None) -> Tls | None:
+    """Return the TLS settings of the environment variables, None if they ask for no TLS.
+
+    `environment` None means that of the process. The variables are SLUICE_TLS (true or false; if it
+    is not set, a SLUICE_TLS_CA or SLUICE_TLS_CERTIFICATE means true), SLUICE_TLS_CA,
+    SLUICE_TLS_CERTIFICATE, SLUICE_TLS_KEY, SLUICE_TLS_KEY_PASSWORD, SLUICE_TLS_VERIFY (full, ca or
+    none) and SLUICE_TLS_SERVER_NAME. Raise ConfigurationError if a value is invalid.
+    """
+    variables = os.environ if environment is None else environment
+    wanted = variables.get("SLUICE_TLS", "").lower()
     if wanted not in _YES | _NO:
-        raise ConfigurationError(f"SLUICE_TLS = {wanted} is not valid.", fix="Write true or false.")
-    ca, certificate = given.get("SLUICE_TLS_CA"), given.get("SLUICE_TLS_CERTIFICATE")
-    is_off = wanted in _NO and "SLUICE_TLS" in given
+        raise ConfigurationError(
+            f"SLUICE_TLS must be true or false, got {wanted}.", fix="Set it to true or false."
+        )
+    ca, certificate = variables.get("SLUICE_TLS_CA"), variables.get("SLUICE_TLS_CERTIFICATE")
+    is_off = wanted in _NO and "SLUICE_TLS" in variables
     if is_off or not (wanted in _YES or ca or certificate):
         return None
-    verify = given.get("SLUICE_TLS_VERIFY") or "full"
-    if verify not in VERIFY_WORDS:
+    verify = variables.get("SLUICE_TLS_VERIFY") or "full"
+    if verify not in VERIFY_MODES:
         raise ConfigurationError(
-            f"SLUICE_TLS_VERIFY = {verify} is not valid.", fix="Write full, ca or none."
+            f"SLUICE_TLS_VERIFY must be full, ca or none, got {verify}.",
+            fix="Set it to one of these values.",
         )
     return Tls(
         ca=ca or None,
         certificate=certificate or None,
-        key=given.get("SLUICE_TLS_KEY") or None,
-        key_password=given.get("SLUICE_TLS_KEY_PASSWORD") or None,
-        verify=VERIFY_WORDS[verify],
-        server_name=given.get("SLUICE_TLS_SERVER_NAME") or None,
+        key=variables.get("SLUICE_TLS_KEY") or None,
+        key_password=variables.get("SLUICE_TLS_KEY_PASSWORD") or None,
+        verify=VERIFY_MODES[verify],
+        server_name=variables.get("SLUICE_TLS_SERVER_NAME") or None,
     )
 
 
-def broker_tls(config: BrokerConfig) -> Tls | None:
-    """What a broker's settings say about its connections to name servers. As in Java, host names
-    are not compared."""
-    wanted = config.tls_dials == "true" or (
+def broker_client_tls(config: BrokerConfig) -> Tls | None:
+    """Return the TLS settings of a broker's own connections, for example to name servers.
+
+    Return None if they use no TLS. Host names are not verified, as in RocketMQ.
+    """
+    is_wanted = config.tls_dials == "true" or (
         config.tls_dials == "auto" and config.tls_mode == "enforcing"
     )
-    if not wanted:
+    if not is_wanted:
         return None
     return Tls(
         ca=config.tls_client_ca or None,

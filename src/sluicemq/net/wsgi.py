@@ -1,13 +1,13 @@
-"""A small HTTP server in threads of its own, for what is asked now and then: metrics and probes.
+"""A small HTTP server for metrics and health checks, in threads of its own.
 
-Its application runs in those threads and must only read what the loop changes. `/health` answers
-200 while the process is worth keeping, `/ready` while clients should come; else 503 with the
-reasons.
+Its application runs in those threads, so it must only read what the event loop changes. `/health`
+responds 200 as long as the process should be kept, and `/ready` as long as clients should be sent
+to it. Otherwise they respond 503 with the reasons.
 
-The threads share the interpreter with the loop, so they are few: one connection more closes the
-oldest, which a client that sends a byte now and then would hold for long. While they compute they
-hand over quickly, and metrics are rendered by one thread at a time, which rests afterwards, so that
-scrapes take a quarter of a processor at most.
+The threads share the interpreter with the event loop, so there are few of them. One connection too
+many closes the oldest one, because a client that sends a byte now and then would hold a thread for
+long. While a thread computes, the interpreter switches threads more often. Metrics are rendered by
+one thread at a time, which pauses afterwards, so that scrapes use at most a quarter of a processor.
 """
 
 import contextlib
@@ -22,27 +22,30 @@ from wsgiref import simple_server
 
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config.keys import MeasuredConfig
-from sluicemq.model.addresses import LOOPBACK, is_wildcard, join
-from sluicemq.net.work.background import quick_switches
+from sluicemq.model.addresses import LOOPBACK, format_address, is_wildcard
+from sluicemq.net.work.background import fast_thread_switching
 
 log = logging.getLogger(__name__)
 
-Probe = Callable[[], list[str]]
-"""What is amiss, a sentence each; nothing: all is well."""
+HealthCheck = Callable[[], list[str]]
+"""Return a sentence for each problem; an empty list means that there is none."""
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
-STILL_S: Final = 30.0
-"""A loop that has not turned for so long hangs."""
+LOOP_STALL_S: Final = 30.0
+"""An event loop without an iteration for this time hangs."""
 
 
 CONNECTIONS_MAX: Final = 16
 REQUEST_BYTES_MAX: Final = 16 * 1024
-"""Of a request's line and headers. Prometheus sends 300 bytes."""
+"""The most bytes of a request's line and headers. Prometheus sends 300."""
 SCRAPES_MAX: Final = 4
-REST_FACTOR: Final = 3
-"""After metrics were rendered, the next scrape waits three times as long as that has taken."""
+"""The most scrapes that wait or are rendered."""
+PAUSE_FACTOR: Final = 3
+"""After metrics were rendered, the next scrape waits three times as long as that took."""
 
 
 class _Server(ThreadingMixIn, simple_server.WSGIServer):
+    """A WSGI server with one thread for each connection, and at most CONNECTIONS_MAX of them."""
+
     daemon_threads = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -51,18 +54,17 @@ class _Server(ThreadingMixIn, simple_server.WSGIServer):
         super().__init__(*args, **kwargs)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own, and close the oldest when there are too
-        many."""
+        """Serve a connection in a thread of its own, and close the oldest ones above the limit."""
         with self._lock:
             self._connections[request] = None
             excess = list(self._connections)[:-CONNECTIONS_MAX]
         for oldest in excess:
             with contextlib.suppress(OSError):
-                oldest.shutdown(socket.SHUT_RDWR)  # its thread ends, and forgets it
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread ends and removes it
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        with quick_switches():
+        with fast_thread_switching():
             super().process_request_thread(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -71,46 +73,52 @@ class _Server(ThreadingMixIn, simple_server.WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is no news."""
+        """Log a failed request only for debugging, because clients may disconnect at any time."""
         log.debug("a request of %s failed", client_address)
 
 
-class _ServerOf6(_Server):
+class _Ipv6Server(_Server):
     address_family = socket.AF_INET6
 
 
-class _BoundedLines:
-    """The lines of a request, until they are too many bytes."""
+class _LimitedReader:
+    """The file of a request, which ends after REQUEST_BYTES_MAX bytes of lines."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self._left = REQUEST_BYTES_MAX
+        self._remaining_bytes = REQUEST_BYTES_MAX
 
     def readline(self, size: int = -1) -> bytes:
-        line: bytes = self._file.readline(min(size, self._left) if size >= 0 else self._left)
-        self._left -= len(line)
-        return line if self._left > 0 else b""
+        limit = min(size, self._remaining_bytes) if size >= 0 else self._remaining_bytes
+        line: bytes = self._file.readline(limit)
+        self._remaining_bytes -= len(line)
+        return line if self._remaining_bytes > 0 else b""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
 
-class _Quiet(simple_server.WSGIRequestHandler):
-    timeout = 10  # s; a client that says nothing holds a thread
+class _RequestHandler(simple_server.WSGIRequestHandler):
+    """Reads requests with a limit, and logs none of them."""
+
+    timeout = 10  # s; a silent client holds a thread
 
     def setup(self) -> None:
         super().setup()
-        self.rfile: Any = _BoundedLines(self.rfile)
+        self.rfile: Any = _LimitedReader(self.rfile)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """A line a scrape is no news."""
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Log nothing: a line for each scrape would hide the others."""
 
 
-def serve(host: str, port: int, application: Any) -> tuple[int, Callable[[], None]]:
-    """Serves a WSGI application. Returns the port, and what closes it (half a second). Raises
-    OSError."""
-    kind = _ServerOf6 if ":" in host else _Server
-    server = simple_server.make_server(host, port, application, kind, _Quiet)
+def serve_http(host: str, port: int, application: Any) -> tuple[int, Callable[[], None]]:
+    """Serve a WSGI application in threads. Return the port, and a function that stops the server.
+
+    Port 0 stands for a free one. The function takes up to half a second. Raise OSError if the port
+    cannot be opened.
+    """
+    kind = _Ipv6Server if ":" in host else _Server
+    server = simple_server.make_server(host, port, application, kind, _RequestHandler)
     thread = threading.Thread(target=server.serve_forever, name="sluice-http", daemon=True)
     thread.start()
 
@@ -122,85 +130,104 @@ def serve(host: str, port: int, application: Any) -> tuple[int, Callable[[], Non
     return server.server_port, close
 
 
-def calm(application: Application) -> Application:
-    """Return the application, called by one thread at a time, which rests afterwards. When
-    SCRAPES_MAX wait already, it answers 503."""
-    lock, rested = threading.Lock(), [0.0]
-    places, never = threading.Semaphore(SCRAPES_MAX), threading.Event()
+def limit_scrapes(application: Application) -> Application:
+    """Return an application that calls `application` from one thread at a time, with pauses.
 
-    def call(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
-        if not places.acquire(blocking=False):
-            start("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
-            return [b"Too many scrapes wait already. Scrape less often.\n"]
+    The pause after each call is PAUSE_FACTOR times its duration. The returned application responds
+    503 if SCRAPES_MAX requests are waiting or being served.
+    """
+    lock, next_call_s = threading.Lock(), [0.0]
+    slots, never = threading.Semaphore(SCRAPES_MAX), threading.Event()
+
+    def call(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if not slots.acquire(blocking=False):
+            headers = [("Content-Type", "text/plain; charset=utf-8")]
+            start_response("503 Service Unavailable", headers)
+            return [b"Too many scrapes are waiting. Scrape less often.\n"]
         try:
             with lock:
-                never.wait(max(rested[0] - SYSTEM_CLOCK.monotonic_s(), 0.0))
+                never.wait(max(next_call_s[0] - SYSTEM_CLOCK.monotonic_s(), 0.0))
                 begin_s = SYSTEM_CLOCK.monotonic_s()
                 try:
-                    return list(application(environ, start))
+                    return list(application(environ, start_response))
                 finally:
                     end_s = SYSTEM_CLOCK.monotonic_s()
-                    rested[0] = end_s + REST_FACTOR * (end_s - begin_s)
+                    next_call_s[0] = end_s + PAUSE_FACTOR * (end_s - begin_s)
         finally:
-            places.release()
+            slots.release()
 
     return call
 
 
-def hanging(still_s: float) -> list[str]:
-    """What is amiss with a loop that has not turned for so long."""
-    return [f"the event loop has not turned for {still_s:.0f} s."] if still_s > STILL_S else []
+def event_loop_problems(idle_s: float) -> list[str]:
+    """Return a sentence if the event loop, last run `idle_s` ago, hangs. Return [] if not."""
+    if idle_s <= LOOP_STALL_S:
+        return []
+    return [f"the event loop has not run for {idle_s:.0f} s."]
 
 
-def metrics_host(config: MeasuredConfig, *, is_told: bool = False) -> str:
-    """Return the address at which the metrics and probes of a server are served; with `is_told` the
-    one at which they are reached from this machine."""
+def metrics_host(config: MeasuredConfig, *, for_local_clients: bool = False) -> str:
+    """Return the address at which the metrics and health checks of a server are served.
+
+    With `for_local_clients`, return an address that clients on this machine can connect to, instead
+    of a wildcard address.
+    """
     host = config.metrics_host or (LOOPBACK if config.is_protected else config.listen_address)
-    return LOOPBACK if is_told and is_wildcard(host) else host
+    return LOOPBACK if for_local_clients and is_wildcard(host) else host
 
 
-def expose(
+def serve_probes(
     config: MeasuredConfig,
-    health: Probe,
-    readiness: Probe,
+    health: HealthCheck,
+    readiness: HealthCheck,
     metrics: Application | None = None,
 ) -> tuple[int, Callable[[], None]] | None:
-    """Opens the port of the probes, where every other path is `metrics`; 404 without. Returns it
-    with a function that closes it. In the place of a port that is taken, another broker's on this
-    machine say, a free one, with a warning in the log; None when there is none to be had."""
+    """Serve `/health`, `/ready` and, at every other path, `metrics`.
+
+    Return the port and a function that stops the server. Without `metrics`, other paths respond
+    404. If the configured port is in use, for example by another broker, choose a free one and log
+    a warning. Return None, after a warning, if no port can be opened.
+    """
     host = metrics_host(config)
     probes = {"/health": health, "/ready": readiness}
-    metrics = None if metrics is None else calm(metrics)
+    metrics = None if metrics is None else limit_scrapes(metrics)
 
-    def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
-        probe = probes.get(environ["PATH_INFO"])
-        if probe is None and metrics is not None:
-            return metrics(environ, start)
-        reasons = probe() if probe is not None else ["here are /health and /ready."]
-        status = "503 Service Unavailable" if reasons else "200 OK"
-        status = status if probe is not None else "404 Not Found"
-        start(status, [("Content-Type", "text/plain; charset=utf-8")])
-        return ["\n".join(reasons or ["ok"]).encode() + b"\n"]
+    def respond(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        check = probes.get(environ["PATH_INFO"])
+        if check is None and metrics is not None:
+            return metrics(environ, start_response)
+        problems = check() if check is not None else ["The paths here are /health and /ready."]
+        status = "503 Service Unavailable" if problems else "200 OK"
+        status = status if check is not None else "404 Not Found"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return ["\n".join(problems or ["ok"]).encode() + b"\n"]
 
     what = "metrics" if metrics is not None else "probes"
-    asked = config.metrics_port
+    wanted_port = config.metrics_port
     try:
         try:
-            port, close = serve(host, asked, answer)
+            port, close = serve_http(host, wanted_port, respond)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            port, close = serve(host, 0, answer)
+            port, close = serve_http(host, 0, respond)
             log.warning(
-                "port %d is taken: %s at the free port %d. Choose one with --metrics-port or "
-                "metricsPromExporterPort.", asked, what, port,
-            )  # fmt: skip
+                "port %d is in use: serving %s on the free port %d. Choose one with "
+                "--metrics-port or metricsPromExporterPort.",
+                wanted_port,
+                what,
+                port,
+            )
     except OSError as error:
         log.warning(
-            "no %s: port %d cannot be had (%s). Choose another with --metrics-port or "
+            "not serving %s: cannot open port %d (%s). Choose another one with --metrics-port or "
             "metricsPromExporterPort, or set metricsExporterType=DISABLE.",
-            what, asked, error.strerror,
-        )  # fmt: skip
+            what,
+            wanted_port,
+            error.strerror,
+        )
         return None
-    log.info("%s at http://%s/%s", what, join(host, port), "metrics" if metrics else "health")
+    log.info(
+        "%s at http://%s/%s", what, format_address(host, port), "metrics" if metrics else "health"
+    )
     return port, close

@@ -32,8 +32,8 @@ from sluicemq.client.admin.diagnose.table import diagnose_cluster
 from sluicemq.client.admin.groups import ConsumerClient
 from sluicemq.client.admin.messages import read_range
 from sluicemq.client.core import requests
-from sluicemq.client.core.messages import Outgoing
-from sluicemq.client.core.names import signed
+from sluicemq.client.core.messages import OutgoingMessage
+from sluicemq.client.core.names import sign_request
 from sluicemq.client.sync.admin import Admin
 from sluicemq.config.load import parse_properties
 from sluicemq.errors import (
@@ -46,9 +46,10 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.filter.subscriptions import is_tag_kind, subscribe
-from sluicemq.model.ids import unique_time_ms
+from sluicemq.model.ids import unique_id_time_ms
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
+from sluicemq.model.system_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.model.topic import (
     DEFAULT_TOPIC,
     DLQ_PREFIX,
@@ -58,7 +59,7 @@ from sluicemq.model.topic import (
     TopicRoute,
     pop_origin,
 )
-from sluicemq.net.probe import listens, probe
+from sluicemq.net.probe import probe, probe_connection
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command
@@ -75,16 +76,16 @@ RETRIES_EXPLAINED_MAX: Final = 8
 NO_QUEUE: Final = 999_999
 """A queue number that no topic has."""
 _SENDER: Final = "sluice-doctor"
-_EMPTY_MESSAGE: Final = Outgoing("", b"-", "", "", 0, 0, True)
+_EMPTY_MESSAGE: Final = OutgoingMessage("", b"-", "", "", 0, 0, True)
 _NO_ANSWER: Final = int(ResponseCode.CONSUME_MSG_TIMEOUT)
 _ADMIN_ONLY: Final = "Need admin permission"
 _DENIED: Final = "no permission to access"
 """The remark with which RocketMQ 5 denies a user a request, under the same code (16) with which it
 reports closed topics and brokers."""
 WAITING_TOPICS: Final = {
-    "SCHEDULE_TOPIC_XXXX": "delayed",
-    "rmq_sys_wheel_timer": "delayed",
-    "RMQ_SYS_TRANS_HALF_TOPIC": "half",
+    SCHEDULE_TOPIC: "delayed",
+    TIMER_TOPIC: "delayed",
+    HALF_TOPIC: "half",
 }
 """System topic -> why a message waits in it."""
 _UPTIME: Final = re.compile(r"(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds")
@@ -207,7 +208,7 @@ class Walk:
         if answer is None or answer.code == requests.SUCCESS:
             return answer
         error = requests.request_error(answer, address)
-        if isinstance(error, PermissionDeniedError) or requests.is_refused(answer):
+        if isinstance(error, PermissionDeniedError) or requests.is_access_denied(answer):
             self.add_refusal(address, error.remark, what)
         elif answer.code not in (requests.TOPIC_NOT_EXIST, requests.GROUP_NOT_EXIST):
             self.unseen.append(f"{what}: {error.fact}.")
@@ -218,9 +219,13 @@ class Walk:
 
         Returns (the fields of `ServerFacts`, the response if the request succeeded).
         """
-        met = probe(address, signed(command, self.admin.credentials), self.admin.tls)
-        answer = met.answer
-        values: dict[str, Any] = {"address": address, "reach": met.reach, "detail": met.detail}
+        met = probe(address, sign_request(command, self.admin.credentials), self.admin.tls)
+        answer = met.response
+        values: dict[str, Any] = {
+            "address": address,
+            "reach": met.reachability,
+            "detail": met.detail,
+        }
         if answer is None or not answer.code:
             return values, answer
         remark = answer.remark or ""
@@ -296,13 +301,13 @@ class Walk:
             broker = replace(broker, runtime=counters, clock_ahead_ms=ahead_ms)
 
         what = f"the settings of {name or address}"
-        answer = self.ask(address, requests.request(RequestCode.GET_BROKER_CONFIG), what)
+        answer = self.ask(address, requests.make_request(RequestCode.GET_BROKER_CONFIG), what)
         if answer is not None:
             text = bytes(answer.body).decode(errors="replace")
             broker = replace(broker, config=parse_properties(text))
 
         host, _, port = address.rpartition(":")
-        broker = replace(broker, vip_reach=listens(f"{host}:{int(port) - 2}").reach)
+        broker = replace(broker, vip_reach=probe_connection(f"{host}:{int(port) - 2}").reachability)
         if self.topic is not None and not broker.is_other_broker:
             command = requests.topic_config(topic=self.topic, logical=True)
             answer = self.ask(address, command, f"{self.topic} at {name or address}")
@@ -373,7 +378,7 @@ class Walk:
             for command in commands:
                 answer = self.ask_admin("rights", self.admin.call, broker.address, command)
                 remark = (answer and answer.remark) or ""
-                if answer is not None and (requests.is_refused(answer) or _DENIED in remark):
+                if answer is not None and (requests.is_access_denied(answer) or _DENIED in remark):
                     self.denied.append((broker.address, remark))
 
     # ----------------------------------------------------------------------------- group
@@ -527,7 +532,7 @@ class Walk:
         search = MessageSearch(
             message_id,
             earliest_ms=int(max(0, min(earliest, default=0))),
-            born_ms=unique_time_ms(message_id, admin.clock.now_ms()),
+            born_ms=unique_id_time_ms(message_id, admin.clock.now_ms()),
         )
         try:
             stored, explained = admin.explain_message(message_id, group=group, topic=topic)

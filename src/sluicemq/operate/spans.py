@@ -29,16 +29,16 @@ from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from sluicemq.broker.otlp import NS_PER_MS, SCOPE, resource_of
+from sluicemq.broker.otlp import NS_PER_MS, SCOPE, make_resource
 from sluicemq.client.admin.messages import record_of_message
 from sluicemq.client.core.tracing import (
-    Ended,
-    Finished,
-    Outcome,
-    Published,
-    Recalled,
-    Taken,
+    ConsumeOutcome,
+    ConsumeTrace,
+    DeliveryTrace,
+    RecallTrace,
+    SendTrace,
     TraceRecord,
+    TransactionTrace,
 )
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class SpanBuilder:
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, TraceContext] = OrderedDict()
-        self._begun: OrderedDict[tuple[str | None, str | None], Taken] = OrderedDict()
+        self._begun: OrderedDict[tuple[str | None, str | None], DeliveryTrace] = OrderedDict()
 
     def __len__(self) -> int:
         """Return the number of deliveries that wait for their end."""
@@ -111,19 +111,19 @@ class SpanBuilder:
         """
         for one in records:
             match one:
-                case Published():
+                case SendTrace():
                     yield from self._sends(one, traceparents)
-                case Taken():
+                case DeliveryTrace():
                     self._begun[one.request_id, one.message_id] = one
-                case Finished():
+                case ConsumeTrace():
                     yield self._delivery(
                         self._begun.pop((one.request_id, one.message_id), one), one
                     )
-                case Ended():
+                case TransactionTrace():
                     verb = _ENDS.get(one.state or "", "undecided")
                     more = {"messaging.operation.type": "settle", "sluicemq.asked": one.from_check}
                     yield self._child(verb, "CLIENT", one, one.time_ms, one.time_ms, more)
-                case Recalled():
+                case RecallTrace():
                     error = None if one.success else "recall_failed"
                     yield self._child("recall", "CLIENT", one, one.time_ms, one.time_ms, {}, error)
         for key, begun in list(self._begun.items()):
@@ -131,12 +131,12 @@ class SpanBuilder:
                 break
             yield self._delivery(self._begun.pop(key), None)
 
-    def _sends(self, record: Published, traceparents: Mapping[str, str]) -> Iterator[Span]:
+    def _sends(self, record: SendTrace, traceparents: Mapping[str, str]) -> Iterator[Span]:
         """Yield a span for each message of a record; a Java batch has several."""
         ids = (record.message_id or "").split(",")
         for message_id in ids:
             one = record_of_message(record, message_id, None)
-            assert isinstance(one, Published)
+            assert isinstance(one, SendTrace)
             context = parse_traceparent(traceparents.get(message_id, ""))
             if context is None:
                 context = TraceContext(_trace_id(message_id))
@@ -167,7 +167,7 @@ class SpanBuilder:
                 error=None if one.success else "send_failed",
             )
 
-    def _delivery(self, begun: Taken | Finished, ended: Finished | None) -> Span:
+    def _delivery(self, begun: DeliveryTrace | ConsumeTrace, ended: ConsumeTrace | None) -> Span:
         """Return the span of a delivery.
 
         `begun` is its first record, `ended` its end, None if it is missing.
@@ -175,19 +175,23 @@ class SpanBuilder:
         cost_ms = ended.cost_ms if ended is not None else 0
         # The records of RocketMQ's cloud edition that end a delivery have no time.
         begin_ms = (
-            begun.time_ms if isinstance(begun, Taken) else (begun.time_ms or cost_ms) - cost_ms
+            begun.time_ms
+            if isinstance(begun, DeliveryTrace)
+            else (begun.time_ms or cost_ms) - cost_ms
         )
         end_ms = ended.time_ms if ended is not None and ended.time_ms else begin_ms + cost_ms
         error = "no_end_traced" if ended is None else None
         if ended is not None and not ended.success:
             # A record may report a failure together with the outcome SUCCESS.
-            is_contradictory = ended.outcome is Outcome.SUCCESS
+            is_contradictory = ended.outcome is ConsumeOutcome.SUCCESS
             error = "failed" if is_contradictory else ended.outcome.name.lower()
         more = {
             "messaging.operation.type": "process",
             "messaging.consumer.group.name": begun.group,
             "sluicemq.request_id": begun.request_id,
-            "sluicemq.reconsume_times": begun.retry_times if isinstance(begun, Taken) else None,
+            "sluicemq.reconsume_times": begun.retry_times
+            if isinstance(begun, DeliveryTrace)
+            else None,
         }
         return self._child("process", "CONSUMER", begun, begin_ms, end_ms, more, error)
 
@@ -195,7 +199,7 @@ class SpanBuilder:
         self,
         verb: str,
         kind: Kind,
-        one: Taken | Finished | Ended | Recalled,
+        one: DeliveryTrace | ConsumeTrace | TransactionTrace | RecallTrace,
         begin_ms: int,
         end_ms: int,
         more: Mapping[str, Any],
@@ -205,7 +209,7 @@ class SpanBuilder:
         message_id = one.message_id or ""
         topic, tags = getattr(one, "topic", None), getattr(one, "tags", None)
         context = self._known.get(message_id) or TraceContext(_trace_id(message_id), 0, topic, tags)
-        own = one.request_id if isinstance(one, Taken | Finished) else one.time_ms
+        own = one.request_id if isinstance(one, DeliveryTrace | ConsumeTrace) else one.time_ms
         return _span(
             verb,
             kind,
@@ -297,7 +301,7 @@ def exportable(spans: Iterable[Span]) -> "list[ReadableSpan]":
         flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
         return trace.SpanContext(trace_id, span_id, is_remote=False, trace_flags=flags)
 
-    scope, resources = InstrumentationScope(SCOPE), cache(resource_of)
+    scope, resources = InstrumentationScope(SCOPE), cache(make_resource)
     return [
         ReadableSpan(
             it.name,

@@ -46,7 +46,7 @@ def run_file(
     leaves how far it is, "" for none. Raises SluiceError."""
     pipeline = load_pipeline(path)
     for warning in pipeline.warnings:
-        _to_stderr(warning.told(path))
+        _to_stderr(warning.describe(path))
     with recording("" if dry_run else progress, pipeline) as record:
         return run_in_session(pipeline, master, settings or {}, record, dry_run, as_json)
 
@@ -68,7 +68,7 @@ def run_in_session(
             return 0
         return run_pipeline(pipeline, spark, as_json=as_json, record=record)
     except SluiceError as error:  # as text alone, without secrets
-        raise ConfigurationError(pipeline.secrets.hidden(str(error))) from None
+        raise ConfigurationError(pipeline.secrets.mask(str(error))) from None
     finally:
         with suppress(Exception):
             spark.stop()

@@ -68,18 +68,18 @@ from sluicemq.pipelines.ready import (
     step_rows,
     write_step,
 )
-from sluicemq.spark.options import moment, parse_options
-from sluicemq.spark.schema import BASE, ERROR, EXTRA, RAW
+from sluicemq.spark.options import parse_options, parse_timestamp
+from sluicemq.spark.schema import BAD_BODY_RAW, BASE_TYPES, ERROR_NAME, EXTRA_TYPES
 from sluicemq.spark.sources.offsets import (
     Bounds,
     Offsets,
     QueueRange,
-    from_table,
+    fetch_bounds,
+    iterate_table,
+    offsets_to_table,
     open_admin,
-    place,
-    queue_bounds,
-    to_table,
-    topics_of,
+    parse_topics,
+    queue_label,
 )
 
 VERSION: Final = 1
@@ -87,11 +87,11 @@ RUNS: Final = "_sluice/runs"
 STAGING: Final = "_sluice/staging"
 REPLAYS: Final = "_sluice/replays"
 NEW, ALL, NONE = "new", "all", "none"
-COLUMNS: Final = (*BASE, *EXTRA, ERROR)
-_TYPES: Final = BASE | EXTRA | {ERROR: StringType()}
+COLUMNS: Final = (*BASE_TYPES, *EXTRA_TYPES, ERROR_NAME)
+_TYPES: Final = BASE_TYPES | EXTRA_TYPES | {ERROR_NAME: StringType()}
 SCHEMA: Final = StructType(
     [StructField(name, _TYPES[name]) for name in COLUMNS if name != "topic"]
-    + [StructField("topic", BASE["topic"]), StructField("day", DateType())]
+    + [StructField("topic", BASE_TYPES["topic"]), StructField("day", DateType())]
 )
 """Columns of an archive; the last two are directories."""
 DAY: Final = "date_from_unix_date(cast(unix_millis(store_time) div 86400000 as int)) as day"
@@ -132,8 +132,8 @@ class Run:
 
         return {
             "version": VERSION, "run": self.number, "time": self.time, "rows": self.rows,
-            "verified": self.verified, "first": to_table(self.first, several=True),
-            "next": to_table(self.following, several=True), "ranges": listed(self.ranges),
+            "verified": self.verified, "first": offsets_to_table(self.first, by_topic=True),
+            "next": offsets_to_table(self.following, by_topic=True), "ranges": listed(self.ranges),
             "gaps": listed(self.gaps), "staging": self.staging, "files": list(self.files),
         }  # fmt: skip
 
@@ -152,7 +152,8 @@ class Run:
                 )
             return cls(
                 found["run"], found["time"], ranges(found["ranges"]),
-                dict(from_table(found["first"])), dict(from_table(found["next"])), found["rows"],
+                dict(iterate_table(found["first"])), dict(iterate_table(found["next"])),
+                found["rows"],
                 found["verified"], tuple(found["files"]), found["staging"], ranges(found["gaps"]),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
@@ -259,13 +260,14 @@ class Planned:
             )
         options = parse_options({**task.connection, **given})
         with open_admin(options) as admin:
-            bounds = queue_bounds(admin, topics_of(options).found(admin))
+            bounds = fetch_bounds(admin, parse_topics(options).resolve(admin))
         ranges, gaps = [], []
         for queue, (low, high) in sorted(bounds.items()):
             start = following.get(queue, low)
             if start > high:
                 raise ConfigurationError(
-                    f"the archive holds {place(queue)} of {queue.topic!r} up to offset {start}, and"
+                    f"the archive holds {queue_label(queue)} of {queue.topic!r} up to offset"
+                    f" {start}, and"
                     f" the broker only reaches {high}: the topic was made anew, or messages were"
                     " lost.",
                     fix="Archive it into another path.",
@@ -297,7 +299,7 @@ class Planned:
 
     def gap_text(self) -> str:
         listed = ", ".join(
-            f"{place(one.queue)} of {one.queue.topic!r} offsets {one.start} to {one.end - 1}"
+            f"{queue_label(one.queue)} of {one.queue.topic!r} offsets {one.start} to {one.end - 1}"
             for one in self.gaps[:5]
         )
         count = sum(one.size for one in self.gaps)
@@ -311,9 +313,9 @@ class Planned:
         ends |= {one.queue: one.end for one in self.ranges}
         return load_messages(
             spark, task.connection, topics=",".join(topics), columns=",".join(COLUMNS),
-            properties="all", badBody=RAW,
-            startingOffsets=json.dumps(to_table(starts, several=True)),
-            endingOffsets=json.dumps(to_table(ends, several=True)),
+            properties="all", badBody=BAD_BODY_RAW,
+            startingOffsets=json.dumps(offsets_to_table(starts, by_topic=True)),
+            endingOffsets=json.dumps(offsets_to_table(ends, by_topic=True)),
             maxRecordsPerPartition=str(TASK_ROWS_MAX),
         )  # fmt: skip
 
@@ -392,7 +394,7 @@ _QUEUE: Final = ("topic", "broker", "queue_id")
 _VALUES: Final = tuple(name for name in COLUMNS if name not in (*_QUEUE, "queue_offset"))
 _COMPARED: Final = {name: name for name in _VALUES} | {
     "properties": "map_entries(properties)",
-    ERROR: f"{ERROR} is not null",  # another version may give another reason
+    ERROR_NAME: f"{ERROR_NAME} is not null",  # another version may give another reason
 }
 _MISSING: Final = "not in the archive"
 _EXTRA: Final = "only in the archive"
@@ -511,7 +513,7 @@ def _opened(task: Task) -> tuple[Ledger, Any]:
     settings = {key: options[key] for key in _FIXED} | {"topics": list(options["topics"])}
     if not ledger.open(name, settings):
         ledger.document |= {
-            "limits": to_table(following, several=True), "query": f"replay-{name}",
+            "limits": offsets_to_table(following, by_topic=True), "query": f"replay-{name}",
             "step_rows": step_rows(float(options["rate"]), options["step"]),
         }  # fmt: skip
     if options["topics"]:
@@ -519,7 +521,7 @@ def _opened(task: Task) -> tuple[Ledger, Any]:
     for option, sign, day_sign in (("since", ">=", ">="), ("until", "<", "<=")):
         if options[option]:
             try:
-                time_ms = moment(str(options[option]))
+                time_ms = parse_timestamp(str(options[option]))
             except ValueError as error:
                 raise ConfigurationError(
                     f"the option {option!r} is {options[option]!r}: {error}."
@@ -528,20 +530,20 @@ def _opened(task: Task) -> tuple[Ledger, Any]:
             rows = rows.where(f"day {day_sign} date_from_unix_date({time_ms // 86_400_000})")
     if options["where"]:
         rows = rows.where(options["where"])
-    limits = sorted(from_table(ledger["limits"]))  # where the archive went at the beginning
+    limits = sorted(iterate_table(ledger["limits"]))  # where the archive went at the beginning
     return ledger, _within(rows, [(*queue, 0, end) for queue, end in limits])
 
 
 def _sendable(rows: Any) -> tuple[Any, int]:
     """Split off the messages whose body cannot be decoded. Return the others, and how many there
     are of the former."""
-    return rows.where(f"{ERROR} is null"), rows.where(f"{ERROR} is not null").count()
+    return rows.where(f"{ERROR_NAME} is null"), rows.where(f"{ERROR_NAME} is not null").count()
 
 
 def _left_out(count: int) -> str:
     return (
         f"left out: {count:,} messages whose bodies cannot be decoded; the archive has their"
-        f" stored bytes ({ERROR} is not null)"
+        f" stored bytes ({ERROR_NAME} is not null)"
     )
 
 

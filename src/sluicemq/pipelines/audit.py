@@ -40,7 +40,7 @@ from sluicemq.files import SYSTEM_FILES, replace_text
 from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind
 from sluicemq.model.ids import tag_code
 from sluicemq.model.subscription import Subscription
-from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
+from sluicemq.model.system_names import is_group_topic, is_system_group
 from sluicemq.pipelines.ready import (
     DURATION,
     FLAG,
@@ -60,11 +60,6 @@ from sluicemq.spark.sources.offsets import open_admin
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
-SYSTEM_PREFIXES: Final = (
-    "CID_ONS", "CID_RMQ_SYS_", "CID_SYS_", "CID_DefaultHeartBeatSyncerTopic", "FILTERSRV_CONSUMER",
-    "SELF_TEST_", "TOOLS_CONSUMER", "__MONITOR_", "LOCK_CONSUMER",
-)  # fmt: skip
-"""Groups of the system itself."""
 EXPRESSIONS_MAX: Final = 60
 """Bits of a bigint; a topic with more expressions is judged by the first ones, and that is said."""
 COMBINATIONS_MAX: Final = 20_000
@@ -75,7 +70,7 @@ COMBINATIONS_MAX: Final = 20_000
 
 def known_groups(admin: Admin) -> list[str]:
     """Every consumer group that any master knows, without the system's."""
-    return sorted(name for name in admin.groups() if not name.startswith(SYSTEM_PREFIXES))
+    return sorted(name for name in admin.groups() if not is_system_group(name))
 
 
 def subscriptions_of(admin: Admin, groups: Iterable[str]) -> list[GroupSubscriptions]:
@@ -458,7 +453,7 @@ def audit(
         lags = _lags(admin, known)
         read = {topic for one in known for topic in one.topics} | {one.topic for one in lags}
         named = sorted(topics or (
-            name for name in read if not name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+            name for name in read if not is_group_topic(name)
         ))  # fmt: skip
         # Whoever reads a topic matters for its tags, also groups that were not asked about.
         everyone = known if not groups else subscriptions_of(admin, known_groups(admin))

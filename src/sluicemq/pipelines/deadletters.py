@@ -52,6 +52,7 @@ from sluicemq.model.message import (
     SHARDING_KEY,
 )
 from sluicemq.model.subscription import SQL92, TAG, Subscription
+from sluicemq.model.system_names import is_retry_topic
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 from sluicemq.pipelines.archive import OWN_PROPERTIES
 from sluicemq.pipelines.ready import (
@@ -76,8 +77,8 @@ from sluicemq.pipelines.ready import (
     write_step,
 )
 from sluicemq.spark.options import parse_options
-from sluicemq.spark.schema import ERROR, RAW
-from sluicemq.spark.sources.offsets import Bounds, open_admin, queue_bounds, to_table
+from sluicemq.spark.schema import BAD_BODY_RAW, ERROR_NAME
+from sluicemq.spark.sources.offsets import Bounds, fetch_bounds, offsets_to_table, open_admin
 
 CLUSTERS, CHECK, REPLAY = "clusters", "check", "replay"
 JSON_LINES, PARQUET = "jsonl", "parquet"
@@ -94,7 +95,7 @@ _SETTINGS: Final = ("group", "where", "edit", "to", "filter_sql", "filter_tags",
                     "delivery", "report")  # fmt: skip
 _SOURCE_COLUMNS: Final = (
     "topic,broker,queue_id,queue_offset,msg_id,keys,tags,properties,body,born_time,store_time,"
-    "reconsume_times," + ERROR
+    "reconsume_times," + ERROR_NAME
 )
 _REPORT_SCHEMA: Final = (
     "id string, origin struct<topic:string, broker:string, queue_id:int, queue_offset:bigint,"
@@ -129,7 +130,7 @@ def read_report(spark: Any, state: str) -> Any:
 
 def _bounds(admin: Admin, group: str) -> Bounds:
     try:
-        return queue_bounds(admin, [DLQ_PREFIX + group])
+        return fetch_bounds(admin, [DLQ_PREFIX + group])
     except RouteNotFoundError:
         raise no_dead_letters(group) from None
 
@@ -139,9 +140,9 @@ def _letters(spark: Any, connection: Mapping[str, str], group: str, bounds: Boun
     ends = {queue: high for queue, (_, high) in bounds.items()}
     rows = load_messages(
         spark, connection, topic=DLQ_PREFIX + group, columns=_SOURCE_COLUMNS, properties="all",
-        badBody=RAW,
-        startingOffsets=json.dumps(to_table(starts, several=False)),
-        endingOffsets=json.dumps(to_table(ends, several=False)),
+        badBody=BAD_BODY_RAW,
+        startingOffsets=json.dumps(offsets_to_table(starts, by_topic=False)),
+        endingOffsets=json.dumps(offsets_to_table(ends, by_topic=False)),
     )  # fmt: skip
 
     def causes(asked: pa.Array) -> pa.Array:
@@ -153,7 +154,7 @@ def _letters(spark: Any, connection: Mapping[str, str], group: str, bounds: Boun
         ]
         return pa.array(told, pa.string())
 
-    asked = f"struct(own, cast(body as binary) as body, {ERROR} as error)"
+    asked = f"struct(own, cast(body as binary) as body, {ERROR_NAME} as error)"
     cause = F.arrow_udf(causes, "string")(F.expr(asked))
     return (
         rows.withColumn("text", F.expr("make_valid_utf8(cast(body as string))"))
@@ -279,7 +280,7 @@ def _newest(spark: Any, admin: Admin, connection: Mapping[str, str], topic: str)
     starts = {queue: max(low, high - each) for queue, (low, high) in bounds.items()}
     return load_messages(
         spark, connection, topic=topic, columns="tags,properties",
-        startingOffsets=json.dumps(to_table(starts, several=False)),
+        startingOffsets=json.dumps(offsets_to_table(starts, by_topic=False)),
     )  # fmt: skip
 
 
@@ -329,7 +330,7 @@ def edited(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
         "target": f"cast({target} as string)",
         "read_as": f"cast({names['topic'] if to == 'retry' else target} as string)",
         # An edit makes a new body; without one, stored bytes must not pass for what was sent.
-        "body_error": "''" if "body" in edits else f"coalesce({ERROR}, '')",
+        "body_error": "''" if "body" in edits else f"coalesce({ERROR_NAME}, '')",
     }  # fmt: skip
     return letters.selectExpr("*", *(f"{how} as {name}" for name, how in columns.items()))
 
@@ -381,7 +382,7 @@ def _judged(task: Task, admin: Admin, letters: Any) -> Any:
     targets = {str(row["target"]) for row in named if row["target"]}
     topics = {str(row["read_as"]) for row in named if row["read_as"]}
     # A consumer's retry topic is created when it connects.
-    checked = {target for target in targets if not target.startswith(RETRY_PREFIX)}
+    checked = {target for target in targets if not is_retry_topic(target)}
     assumed = _assumed_subscriptions(task, topics)
     judge = admin.dead_letter_judge(options["group"], checked, topics, assumed)
     return judged(numbered(rows), judge)

@@ -78,8 +78,8 @@ from sluicemq.pipelines.ready import (
     trigger_of,
     trigger_s,
 )
-from sluicemq.spark.errors import plain_errors
-from sluicemq.spark.schema import BASE
+from sluicemq.spark.errors import errors_without_traceback
+from sluicemq.spark.schema import BASE_TYPES
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -163,9 +163,9 @@ def shown_url(url: str) -> str:
 def open_engine(url: str) -> "sa.Engine":
     """Raises ConfigurationError when the driver is missing or the URL is none."""
     _sqlalchemy()
-    from sluicemq.client.ledger import blocking_engine  # noqa: PLC0415 - SQLAlchemy
+    from sluicemq.client.ledger import make_blocking_engine  # noqa: PLC0415 - SQLAlchemy
 
-    return blocking_engine(url)
+    return make_blocking_engine(url)
 
 
 @contextmanager
@@ -461,7 +461,7 @@ class TableSink(DataSourceArrowWriter):  # type: ignore[misc]
 
     def write(self, iterator: Iterator[Any]) -> Put:
         kinds = dict(self.target.columns)
-        with plain_errors(), opened(self.target.url) as engine:
+        with errors_without_traceback(), opened(self.target.url) as engine:
             rows = (as_row(row, kinds) for batch in iterator for row in batch.to_pylist())
             return Put(put_rows(engine, self.target, rows))
 
@@ -510,7 +510,7 @@ def source_options(
 ) -> dict[str, str]:
     """Options of the source, with the columns that the key needs."""
     options = {**connection, **source} | ({} if topic is None else {"topic": topic})
-    wanted = [part.strip() for part in options.get("columns", ",".join(BASE)).split(",")]
+    wanted = [part.strip() for part in options.get("columns", ",".join(BASE_TYPES)).split(",")]
     _, needed = KEYS.get(key, (key, ()))
     options["columns"] = ",".join([*wanted, *(name for name in needed if name not in wanted)])
     return options

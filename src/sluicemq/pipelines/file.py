@@ -35,6 +35,7 @@ from sluicemq.files import SYSTEM_FILES, read_text
 from sluicemq.filter.check import check
 from sluicemq.filter.findings import IGNORED_TEXT
 from sluicemq.filter.subscriptions import parse_tags
+from sluicemq.hints import suggest
 from sluicemq.pipelines.dedup import check_url
 from sluicemq.pipelines.ready import (
     AVAILABLE_NOW,
@@ -54,10 +55,10 @@ from sluicemq.pipelines.ready import (
     ready,
     trigger_s,
 )
-from sluicemq.spark.errors import PlaceError, Problem, Secrets, nearest
+from sluicemq.spark.errors import FileProblem, PlaceError, Secrets
 from sluicemq.spark.options import (
     AT_LEAST_ONCE,
-    CONNECTION,
+    CONNECTION_OPTION_NAMES,
     EXACTLY_ONCE,
     OPTIONS,
     READ,
@@ -66,11 +67,11 @@ from sluicemq.spark.options import (
     WRITE,
     Option,
     Options,
-    by_name,
+    index_by_name,
     parse_options,
 )
 from sluicemq.spark.schema import declared_columns
-from sluicemq.spark.sources.offsets import topics_of
+from sluicemq.spark.sources.offsets import parse_topics
 
 ROCKETMQ, STORE, PARQUET = "rocketmq", "store", "parquet"
 TOPIC, TABLE = "topic", "table"
@@ -89,12 +90,12 @@ class Document:
     """One file that is being read: its environment, and what was found wrong so far."""
 
     environment: Mapping[str, str]
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[FileProblem] = field(default_factory=list)
     secrets: Secrets = field(default_factory=Secrets)
 
     def add(self, line: int, key: str, what: str, fix: str = "", *, is_error: bool = True) -> None:
-        hidden = self.secrets.hidden
-        problem = Problem(line, key, hidden(what), hidden(fix), is_error)
+        hidden = self.secrets.mask
+        problem = FileProblem(line, key, hidden(what), hidden(fix), is_error)
         if problem not in self.problems:
             self.problems.append(problem)
 
@@ -241,7 +242,7 @@ class Sink:
     def error(self, what: str, fix: str = "", *, at: str = "") -> PlaceError:
         """An error at the sink, or at one of its keys."""
         key = f"{self.key}.{at}" if at else self.key
-        return PlaceError(Problem(self.lines.get(at, self.line), key, what, fix))
+        return PlaceError(FileProblem(self.lines.get(at, self.line), key, what, fix))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +265,7 @@ class Pipeline:
     given: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     secrets: Secrets = field(default_factory=Secrets)
-    warnings: tuple[Problem, ...] = ()
+    warnings: tuple[FileProblem, ...] = ()
 
     @property
     def is_streaming(self) -> bool:
@@ -276,7 +277,7 @@ class Pipeline:
 
     def failed(self, error: PlaceError) -> ConfigurationError:
         """The error as the user sees it: file, line, key."""
-        return ConfigurationError(self.secrets.hidden(error.problem.told(self.path)))
+        return ConfigurationError(self.secrets.mask(error.problem.describe(self.path)))
 
 
 # ---- declared fields
@@ -301,7 +302,7 @@ def read_fields(
     values = {one.name: one.default for one in fields if one.default is not REQUIRED}
     for name, entry in entries.items():
         if name not in by_name:
-            entry.problem(f"{what} has no such key.", nearest(name, by_name))
+            entry.problem(f"{what} has no such key.", suggest(name, by_name))
         elif (value := read_field(entry, by_name[name])) is not None:
             values[name] = value
     for one in fields:
@@ -405,14 +406,14 @@ def load_pipeline(path: str, environment: Mapping[str, str] | None = None) -> Pi
     `FILE:LINE: KEY: what is wrong. What to do.`"""
     pipeline, problems = check_pipeline(path, environment)
     if pipeline is None:
-        told = [one.told(path) for one in problems if one.is_error]
+        told = [one.describe(path) for one in problems if one.is_error]
         raise ConfigurationError("\n".join(told))
     return pipeline
 
 
 def check_pipeline(
     path: str, environment: Mapping[str, str] | None = None
-) -> tuple[Pipeline | None, list[Problem]]:
+) -> tuple[Pipeline | None, list[FileProblem]]:
     """The pipeline, if the file is right, and all problems and warnings in the order of lines.
 
     Raises ConfigurationError when there is no such file or it is no UTF-8.
@@ -428,7 +429,7 @@ def check_pipeline(
 
 def parse_pipeline(
     text: str, path: str, environment: Mapping[str, str]
-) -> tuple[Pipeline | None, list[Problem]]:
+) -> tuple[Pipeline | None, list[FileProblem]]:
     """The same from the file's text."""
     document = Document(environment)
     root = document.root(text)
@@ -436,7 +437,7 @@ def parse_pipeline(
         return None, document.problems
     entries = root.mapping() or {}
     for name in [name for name in entries if name not in _TOP]:
-        entries.pop(name).problem("there is no such key.", nearest(name, _TOP))
+        entries.pop(name).problem("there is no such key.", suggest(name, _TOP))
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.rpartition("/")[2].rpartition(".")[0])
     name = read_field(entries.get("name"), _TEXT) or stem or "pipeline"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
@@ -444,7 +445,7 @@ def parse_pipeline(
     cluster: Texts = {}
     if "cluster" in entries:
         entry = entries["cluster"]
-        known = [option for option in OPTIONS if option.name in CONNECTION]
+        known = [option for option in OPTIONS if option.name in CONNECTION_OPTION_NAMES]
         cluster = _options(entry.mapping() or {}, known, READ, "a cluster")
         keys = {"accessKey", "secretKey"} & set(cluster)
         for lacking in {"accessKey", "secretKey"} - keys if keys else ():
@@ -470,7 +471,7 @@ def _used(entries: Entries) -> dict[str, Any]:
         if name in entries:
             entries[name].problem("this does not go with use:.", "A ready pipeline has with:.")
     if use not in NAMES:
-        entries["use"].problem(f"there is no ready pipeline {use!r}.", nearest(use, NAMES))
+        entries["use"].problem(f"there is no ready pipeline {use!r}.", suggest(use, NAMES))
         return {"use": use}
     owner = entries.get("with", entries["use"])
     given = (entries["with"].mapping() if "with" in entries else None) or {}
@@ -520,17 +521,17 @@ def _options(
     entries: Entries, declared: Iterable[Option], use: str, what: str, others: Sequence[str] = ()
 ) -> Texts:
     """Texts of options by their own names; what is wrong becomes problems."""
-    declared = [option for option in declared if use in option.use]
+    declared = [option for option in declared if use in option.uses]
     known = [name for option in declared for name in (option.name, *option.aliases)]
-    by_lower, all_by_lower = by_name(declared), {one.name.lower(): one for one in OPTIONS}
+    by_lower, all_by_lower = index_by_name(declared), {one.name.lower(): one for one in OPTIONS}
     found: Texts = {}
     lines: dict[str, int] = {}
     for name, entry in entries.items():
         option, other = by_lower.get(name.lower()), all_by_lower.get(name.lower())
         if option is None:
-            said, fix = f"{what} has no such key.", nearest(name, [*known, *others])
-            if other is not None and use not in other.use:
-                uses = ", ".join(sorted(other.use))
+            said, fix = f"{what} has no such key.", suggest(name, [*known, *others])
+            if other is not None and use not in other.uses:
+                uses = ", ".join(sorted(other.uses))
                 said, fix = f"it does not go with a {use}.", f"It is for: {uses}."
             elif other is not None:
                 said, fix = f"it does not belong to {what}.", "Put it into source: or a sink."
@@ -556,11 +557,11 @@ def _options(
 _Looks = tuple[Callable[[Options], object], ...]
 _SOURCES: Final[Mapping[str, tuple[str, Sequence[Option], _Looks]]] = {
     ROCKETMQ: ("a source", OPTIONS, (
-        topics_of, declared_columns, lambda options: options.required("nameServers"),
+        parse_topics, declared_columns, lambda options: options.require("nameServers"),
         lambda options: options.credentials,
     )),
     STORE: ("a store source", STORE_OPTIONS, (
-        lambda options: options.required("path"), topics_of, declared_columns,
+        lambda options: options.require("path"), parse_topics, declared_columns,
     )),
 }  # fmt: skip
 """Kind -> what it is, its options, and what they say together: topics, columns, both keys."""
@@ -587,7 +588,7 @@ def _source(entry: Entry, cluster: Texts, mode: str) -> Source | None:
     texts = _options(entries, declared, use, what, ("kind",))
     texts = {**cluster, **texts} if kind == ROCKETMQ else texts
     if len(entry.document.problems) == before:
-        options = parse_options(texts, use, by_name(declared))
+        options = parse_options(texts, use, index_by_name(declared))
         for look in looks:
             try:
                 look(options)

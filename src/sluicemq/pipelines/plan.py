@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, read_text
+from sluicemq.hints import suggest
 from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import MessageQueue
 from sluicemq.pipelines import dedup as databases
@@ -50,38 +51,44 @@ from sluicemq.pipelines.file import (
     Sink,
 )
 from sluicemq.pipelines.ready import Task, ready
-from sluicemq.spark.classic import execution_of, explained, gateway_of, session_state_of
-from sluicemq.spark.errors import PlaceError, Problem, nearest
+from sluicemq.spark.classic import explain_plan, get_gateway, get_query_execution, get_session_state
+from sluicemq.spark.errors import FileProblem, PlaceError
 from sluicemq.spark.filters import (
-    MESSAGES_MAX,
-    Pushed,
-    filter_findings,
-    subscription_of,
-    tried_at_brokers,
-    tried_here,
+    SAMPLE_MESSAGES_MAX,
+    PushedFilters,
+    build_subscription,
+    collect_findings,
+    try_at_brokers,
+    try_on_properties,
 )
 from sluicemq.spark.options import (
-    DECLARED,
     EXACTLY_ONCE,
     READ,
+    STORE_OPTIONS_BY_NAME,
     STREAM,
     WRITE,
     parse_options,
 )
-from sluicemq.spark.references import StandIn, elements, named_apart, predicates_in, quoted
+from sluicemq.spark.references import (
+    PlaceholderTable,
+    extract_predicates,
+    quote_name,
+    replace_unknown_tables,
+    scala_elements,
+)
 from sluicemq.spark.report import pushdown
-from sluicemq.spark.source import roles_of
+from sluicemq.spark.source import resolve_roles
 from sluicemq.spark.sources.offsets import (
     Offsets,
     check_selector,
-    ending_offsets,
-    from_checkpoint,
+    fetch_bounds,
+    offsets_to_table,
     open_admin,
-    place,
-    queue_bounds,
-    starting_offsets,
-    to_table,
-    topics_of,
+    parse_checkpoint,
+    parse_topics,
+    queue_label,
+    resolve_ending_offsets,
+    resolve_starting_offsets,
 )
 
 if TYPE_CHECKING:
@@ -123,12 +130,12 @@ class Reach:
         options = {name: text for name, text in source.options.items() if name not in _NAMED_BY}
         options["topics" if several else "topic"] = ",".join(self.topics)
         for name, offsets in (("startingOffsets", self.start), ("endingOffsets", self.end)):
-            options[name] = json.dumps(to_table(offsets, several=several))
+            options[name] = json.dumps(offsets_to_table(offsets, by_topic=several))
         return replace(pipeline, source=replace(source, options=options))
 
     def rows(self) -> list[tuple[str, str, int, int]]:
         """Topic, queue, first offset and end of each queue."""
-        return [(queue.topic, place(queue), self.start[queue], self.end[queue])
+        return [(queue.topic, queue_label(queue), self.start[queue], self.end[queue])
                 for queue in sorted(self.start)]  # fmt: skip
 
 
@@ -142,9 +149,12 @@ def reach_of(pipeline: Pipeline, *, checkpoint: str | None = None) -> Reach | No
         return None
     options = parse_options(source.options, STREAM if pipeline.is_streaming else READ)
     with open_admin(options) as admin:
-        topics = tuple(topics_of(options).found(admin))
-        wanted = subscription_of(
-            topics_of(options).label, options["filter.tags"], options["filter.sql"], Pushed()
+        topics = tuple(parse_topics(options).resolve(admin))
+        wanted = build_subscription(
+            parse_topics(options).label,
+            options["filter.tags"],
+            options["filter.sql"],
+            PushedFilters(),
         )
         selector: str | None = "nothing matches"
         if wanted is not None and wanted[0].kind == SQL92:
@@ -154,14 +164,16 @@ def reach_of(pipeline: Pipeline, *, checkpoint: str | None = None) -> Reach | No
         elif wanted is not None:
             tags = wanted[0].expression
             selector = None if tags == "*" else f"tags {tags}"
-        bounds = queue_bounds(admin, topics)
+        bounds = fetch_bounds(admin, topics)
         if not pipeline.is_streaming:
-            start = starting_offsets(admin, options, bounds, "earliest")
-            return Reach(topics, start, ending_offsets(admin, options, bounds), selector)
+            start = resolve_starting_offsets(admin, options, bounds, "earliest")
+            return Reach(topics, start, resolve_ending_offsets(admin, options, bounds), selector)
         end = {queue: highest for queue, (_, highest) in bounds.items()}
         known = None if checkpoint is None else committed_offsets(checkpoint)
         if known is None:
-            return Reach(topics, starting_offsets(admin, options, bounds, "latest"), end, selector)
+            return Reach(
+                topics, resolve_starting_offsets(admin, options, bounds, "latest"), end, selector
+            )
         start = {queue: known.get(queue, lowest) for queue, (lowest, _) in bounds.items()}
         return Reach(topics, start, end, selector)
 
@@ -175,11 +187,11 @@ def committed_offsets(checkpoint: str) -> dict[MessageQueue, int] | None:
     if text is None:
         return None
     found: Any = json.loads(text.splitlines()[2])
-    return from_checkpoint(found, None) if isinstance(found, dict) and "queues" in found else None
+    return parse_checkpoint(found, None) if isinstance(found, dict) and "queues" in found else None
 
 
 def lost_by_filter(pipeline: Pipeline) -> list[str]:
-    """What the source's `filter.sql` loses by mistake (`filter_findings`). Raises as `reach_of`,
+    """What the source's `filter.sql` loses by mistake (`collect_findings`). Raises as `reach_of`,
     and StoreError."""
     source = pipeline.source
     sql = None if source is None else source.options.get("filter.sql")
@@ -188,13 +200,13 @@ def lost_by_filter(pipeline: Pipeline) -> list[str]:
     if source.kind == ROCKETMQ:
         options = parse_options(source.options, STREAM if pipeline.is_streaming else READ)
         with open_admin(options) as admin:
-            topics = topics_of(options).found(admin)
-            return filter_findings(sql, lambda text: tried_at_brokers(admin, topics, text))
-    from sluicemq.spark.sources.reader import snapshot  # noqa: PLC0415 - heavy
+            topics = parse_topics(options).resolve(admin)
+            return collect_findings(sql, lambda text: try_at_brokers(admin, topics, text))
+    from sluicemq.spark.sources.reader import open_snapshot  # noqa: PLC0415 - heavy
 
-    with snapshot(parse_options(source.options, READ, DECLARED)) as seen:
-        newest = list(seen.newest_properties(MESSAGES_MAX))
-    return filter_findings(sql, lambda text: tried_here(newest, text))
+    with open_snapshot(parse_options(source.options, READ, STORE_OPTIONS_BY_NAME)) as seen:
+        newest = list(seen.read_newest_properties(SAMPLE_MESSAGES_MAX))
+    return collect_findings(sql, lambda text: try_on_properties(newest, text))
 
 
 # ---- source and transform
@@ -234,7 +246,7 @@ def transformed(pipeline: Pipeline, spark: "SparkSession", frame: "DataFrame") -
     if pipeline.transform is None:
         return frame
     try:
-        parser = session_state_of(spark).sqlParser()
+        parser = get_session_state(spark).sqlParser()
         if _acts(spark, parser.parsePlan(pipeline.transform)):
             raise ConfigurationError(  # noqa: TRY301 - told like Spark's
                 "it is a command, not a query.", fix="Write select … from source."
@@ -255,11 +267,11 @@ def _acts(spark: "SparkSession", plan: Any) -> bool:
         is_instance_of,
     )
 
-    gateway = gateway_of(spark)
+    gateway = get_gateway(spark)
     kinds = (f"{_PLANS}.Command", f"{_PLANS}.ParsedStatement")
     if any(is_instance_of(gateway, plan, kind) for kind in kinds):
         return True
-    return any(_acts(spark, child) for child in elements(plan.children()))
+    return any(_acts(spark, child) for child in scala_elements(plan.children()))
 
 
 def _pushed(pipeline: Pipeline, spark: "SparkSession", schema: Any) -> "DataFrame | None":
@@ -270,23 +282,23 @@ def _pushed(pipeline: Pipeline, spark: "SparkSession", schema: Any) -> "DataFram
     assert transform is not None
     if pipeline.is_streaming or source.kind == PARQUET:
         return None
-    stand_ins: dict[str, StandIn] = {}
+    stand_ins: dict[str, PlaceholderTable] = {}
 
     def view_of(_: str) -> str:
         view = VIEW if source.kind == STORE else f"{VIEW} {len(stand_ins) + 1}"
-        stand_ins[view] = StandIn.of(spark, schema)
-        stand_ins[view].frame.createOrReplaceTempView(quoted(view))
+        stand_ins[view] = PlaceholderTable.create(spark, schema)
+        stand_ins[view].frame.createOrReplaceTempView(quote_name(view))
         return view
 
     try:
-        text, query = named_apart(spark, transform, view_of)
-        found = predicates_in(query, list(stand_ins.values()))
+        text, query = replace_unknown_tables(spark, transform, view_of)
+        found = extract_predicates(query, list(stand_ins.values()))
         if not any(found):
             return None
         for view, predicates in zip(stand_ins, found, strict=True):
             more = {"predicates": predicates} if predicates else {}
             loaded = source_frame(pipeline, spark, schema, **more)
-            loaded.createOrReplaceTempView(quoted(view))
+            loaded.createOrReplaceTempView(quote_name(view))
         return spark.sql(text)
     finally:
         for view in stand_ins:
@@ -301,13 +313,13 @@ def spark_error(error: Exception, line: int, key: str) -> PlaceError:
     if isinstance(error, PlaceError):
         return error
     if isinstance(error, SluiceError):
-        return PlaceError(Problem(line, key, str(error)))
+        return PlaceError(FileProblem(line, key, str(error)))
     text = sentence_of(error)
     found = _PLACE.search(str(error)) if key == "transform" else None
     if found is not None:
         line += int(found[1] or found[3]) - 1
         text = f"at position {int(found[2] or found[4]) + 1} of the line: {text}"
-    return PlaceError(Problem(line, key, text))
+    return PlaceError(FileProblem(line, key, text))
 
 
 def sentence_of(error: BaseException) -> str:
@@ -348,7 +360,7 @@ class Writer(ABC):
         """Raises PlaceError for a column that the frame does not have."""
         for name in names:
             if name not in frame.columns:
-                fix = nearest(name, frame.columns)
+                fix = suggest(name, frame.columns)
                 raise self.sink.error(f"there is no column {name!r}.", fix, at=at)
 
     @abstractmethod
@@ -392,7 +404,7 @@ class TopicWriter(Writer):
 
     def check(self, frame: "DataFrame") -> None:
         try:
-            roles_of(self.shaped(frame).schema, parse_options(self.sink.options, WRITE))
+            resolve_roles(self.shaped(frame).schema, parse_options(self.sink.options, WRITE))
         except ConfigurationError as error:
             raise self.sink.error(str(error)) from None
 
@@ -543,7 +555,7 @@ class Plan:
 
 def plan(pipeline: Pipeline, spark: "SparkSession") -> Plan:
     """What `run` would do now. Raises as `run` does before its first effect."""
-    hidden = pipeline.secrets.hidden
+    hidden = pipeline.secrets.mask
 
     def clean(value: Any) -> Any:
         if isinstance(value, str):
@@ -607,9 +619,9 @@ def _own(pipeline: Pipeline, spark: "SparkSession") -> Plan:
     found.sections["filter"] = filters + [f"mind: {one}" for one in lost_by_filter(pipeline)]
     found.sections["columns"] = [f"{name} {kind}" for name, kind in frame.dtypes]
     if frame.isStreaming:  # Spark makes a physical plan for each micro-batch only
-        text = execution_of(frame).analyzed().toString()
+        text = get_query_execution(frame).analyzed().toString()
     else:
-        text = explained(frame, "simple")
+        text = explain_plan(frame, "simple")
     found.sections["plan of Spark"] = [one for one in str(text).splitlines() if one.strip()]
     sinks = []
     for writer in writers:

@@ -28,7 +28,6 @@ Only window bounds come to the driver, one at a time.
 import importlib
 import json
 import logging
-import re
 import threading
 import uuid
 from abc import ABC, abstractmethod
@@ -42,8 +41,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ConfigurationError
-from sluicemq.spark.classic import context_of, gateway_of, jvm_of
-from sluicemq.spark.errors import did_you_mean
+from sluicemq.hints import did_you_mean
+from sluicemq.numbers import parse_duration_ms
+from sluicemq.spark.classic import get_gateway, get_jvm, get_spark_context
 from sluicemq.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, parse_options
 
 if TYPE_CHECKING:
@@ -61,16 +61,15 @@ TEXT, INTEGER, NUMBER, FLAG, LIST, DURATION, MAPPING = (
 )  # fmt: skip
 """Kinds of a field. A list is of texts, a duration (`90s`, `15m`, `6h`, `7d`) is seconds (float),
 a mapping goes from text to text."""
-_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _WIDTH_MAX: Final = 60
 
 
 def duration_s(text: str) -> float:
-    """`90s`, `15m`, `6h`, `7d`, `500ms` -> seconds. Raises ValueError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", text.strip())
-    if found is None:
+    """Return the seconds that a text such as "500ms", "90s" or "7d" means. Raises ValueError."""
+    duration_ms = parse_duration_ms(text.strip())
+    if duration_ms is None:
         raise ValueError("write a number with a unit: 500ms, 90s, 15m, 6h or 7d")
-    return float(found[1]) * _UNIT_S[found[2]]
+    return duration_ms / 1_000
 
 
 def trigger_s(text: str) -> float | None:
@@ -169,7 +168,7 @@ class Ready(ABC):
             if name not in known:
                 raise ConfigurationError(
                     f"there is no option {name!r}.",
-                    fix=f"{did_you_mean(name, known)}There are: {', '.join(known)}.",
+                    fix=f"{did_you_mean(name, known)} There are: {', '.join(known)}.".lstrip(),
                 )
         values = {}
         for name, one in known.items():
@@ -306,19 +305,19 @@ class Folder:
     def __init__(self, spark: Any, path: str) -> None:
         if not path:
             raise ConfigurationError("the path is empty.", fix="Name a directory.")
-        hadoop = jvm_of(spark).org.apache.hadoop.fs
-        configuration = context_of(spark)._jsc.hadoopConfiguration()
+        hadoop = get_jvm(spark).org.apache.hadoop.fs
+        configuration = get_spark_context(spark)._jsc.hadoopConfiguration()
         self._path = hadoop.Path
         root = hadoop.Path(path)
         self._files = root.getFileSystem(configuration)
         self._root = self._files.makeQualified(root)
         self._context = hadoop.FileContext.getFileContext(self._root.toUri(), configuration)
         rename = hadoop.Options.Rename
-        self._no_replace = gateway_of(spark).new_array(rename, 1)
+        self._no_replace = get_gateway(spark).new_array(rename, 1)
         self._no_replace[0] = rename.NONE
-        self._with_replace = gateway_of(spark).new_array(rename, 1)
+        self._with_replace = get_gateway(spark).new_array(rename, 1)
         self._with_replace[0] = rename.OVERWRITE
-        self._to_text = jvm_of(spark).org.apache.commons.io.IOUtils.toString
+        self._to_text = get_jvm(spark).org.apache.commons.io.IOUtils.toString
 
     @property
     def path(self) -> str:
@@ -617,10 +616,10 @@ def guarantee(connection: Mapping[str, str], delivery: str) -> str:
     """What holds on this cluster, in words."""
     if delivery != EXACTLY_ONCE:
         return "at least once: a step that is cut in two by a kill is sent again"
-    from sluicemq.spark.source import brokers_with_epochs  # noqa: PLC0415 - heavy
+    from sluicemq.spark.source import find_staging_brokers  # noqa: PLC0415 - heavy
     from sluicemq.spark.sources.offsets import open_admin  # noqa: PLC0415
 
     with open_admin(parse_options(connection)) as admin:
-        if brokers_with_epochs(admin):
+        if find_staging_brokers(admin):
             return "exactly once, also after a kill"
     return "at least once: these brokers have no epochs; a step cut in two is sent again"

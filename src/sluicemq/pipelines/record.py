@@ -141,7 +141,7 @@ def recording(directory: str, pipeline: "Pipeline") -> Iterator[Callable[["Event
     try:
         yield recorder.hear
     except BaseException as failure:
-        error = pipeline.secrets.hidden(str(failure)) or type(failure).__name__
+        error = pipeline.secrets.mask(str(failure)) or type(failure).__name__
         raise
     finally:
         over.set()

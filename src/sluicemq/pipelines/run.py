@@ -28,7 +28,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.pipelines.file import ROCKETMQ, Pipeline
 from sluicemq.pipelines.plan import Writer, checked_frame, reach_of, sentence_of
 from sluicemq.pipelines.ready import CHECK_S, Report, Task, finish, ready, trigger_of
-from sluicemq.spark.classic import context_of
+from sluicemq.spark.classic import get_spark_context
 from sluicemq.spark.errors import PlaceError, Secrets
 from sluicemq.spark.progress import stream_progress
 
@@ -75,7 +75,7 @@ class Events:
     def emit(self, kind: str, text: str, **figures: Any) -> None:
         sink = figures.get("sink")
         head = f"{self.pipeline} {sink}: " if sink else f"{self.pipeline}: "
-        shown = self.secrets.hidden(head + text)
+        shown = self.secrets.mask(head + text)
         self.listener(Event(kind, shown, {"pipeline": self.pipeline, **figures}))
 
 
@@ -199,7 +199,7 @@ class BatchWatch:
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._context = context_of(spark)
+        self._context = get_spark_context(spark)
         self._events, self._sink, self._group = events, sink, group
         self._messages = messages
         self._clock = clock
@@ -340,8 +340,8 @@ class QueryWatch:
             text = f"batch {found.batch}: {rows:,} rows, {found.rows_per_second:,.0f} rows/s"
             figures: dict[str, Any] = {}
             if self.of_topics:
-                text = found.told()
-                eta_s = None if found.lag is None else round(found.rest_s(), 1)
+                text = found.describe()
+                eta_s = None if found.lag is None else round(found.remaining_s(), 1)
                 figures = {"filtered": found.filtered, "lag": found.lag, "eta_s": eta_s}
             self.rows += rows
             self.events.emit(

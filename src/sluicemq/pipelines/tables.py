@@ -12,11 +12,11 @@ know and where it stands in the text, a view is made for that place, and so on u
 all. So nothing is read but what the query names, in any place that SQL has for a name.
 
 Topics are read narrowly, each reference by itself. The views are stand-ins at first; Spark's
-optimizer tells what is left of their columns (`used_columns`) and which predicates they are under
-(`references`), and the real views read that alone. They have all the columns still, null where
-nothing looks. When the map `properties` is only used as `properties['origin']`, it is a map of
-promoted columns, which Spark's optimizer sees through: then `properties['origin'] = 'JFK'` is the
-broker's, which it is not for a map from a source.
+optimizer tells what is left of their columns (`find_used_columns`) and which predicates they are
+under (`references`), and the real views read that alone. They have all the columns still, null
+where nothing looks. When the map `properties` is only used as `properties['origin']`, it is a map
+of promoted columns, which Spark's optimizer sees through: then `properties['origin'] = 'JFK'` is
+the broker's, which it is not for a map from a source.
 """
 
 import json
@@ -26,23 +26,29 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from sluicemq.errors import ConfigurationError
+from sluicemq.hints import did_you_mean, suggest
+from sluicemq.model.system_names import is_dead_letter_topic, is_system_topic, revealed_names
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
-from sluicemq.spark.classic import session_state_of
-from sluicemq.spark.errors import did_you_mean
+from sluicemq.spark.classic import get_session_state
 from sluicemq.spark.options import READ, parse_options
 from sluicemq.spark.references import (
-    StandIn,
-    Used,
-    name_parts,
-    named_apart,
-    parses,
-    predicates_in,
-    quoted,
-    used_columns,
+    PlaceholderTable,
+    UsedColumns,
+    can_parse,
+    extract_predicates,
+    find_used_columns,
+    quote_name,
+    replace_unknown_tables,
+    split_name,
 )
-from sluicemq.spark.schema import BASE, SET_FOR_ALL, parse_columns, struct_type
+from sluicemq.spark.schema import AUTOMATIC_PROPERTIES, BASE_TYPES, parse_columns, to_spark_schema
 from sluicemq.spark.selectors import string_literal
-from sluicemq.spark.sources.offsets import ending_offsets, open_admin, queue_bounds, to_table
+from sluicemq.spark.sources.offsets import (
+    fetch_bounds,
+    offsets_to_table,
+    open_admin,
+    resolve_ending_offsets,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,7 +56,7 @@ if TYPE_CHECKING:
 TRACES, ARCHIVE, TOPICS = "traces", "archive", "topics"
 PREFIXES: Final = {"dead_letters": DLQ_PREFIX, "retries": RETRY_PREFIX, TOPICS: ""}
 _MAP: Final = "properties"
-_EVERYTHING: Final = Used(frozenset(BASE))
+_EVERYTHING: Final = UsedColumns(frozenset(BASE_TYPES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +99,16 @@ class Tables:
             return relation.view
 
         try:
-            text, frame = named_apart(self.spark, text, view_of)
+            text, frame = replace_unknown_tables(self.spark, text, view_of)
             topics = [one for one in known if one.topic is not None]
             if not topics:
                 return frame
-            columns, shown = narrowed(used_columns(frame, _MAP) or _EVERYTHING)
-            schema = struct_type(parse_columns(columns))
-            stand_ins = [StandIn.of(self.spark, schema) for _ in topics]
+            columns, shown = narrowed(find_used_columns(frame, _MAP) or _EVERYTHING)
+            schema = to_spark_schema(parse_columns(columns))
+            stand_ins = [PlaceholderTable.create(self.spark, schema) for _ in topics]
             for one, stand_in in zip(topics, stand_ins, strict=True):
                 self._show(one.view, stand_in.frame.selectExpr(*shown))
-            found = predicates_in(self.spark.sql(text), stand_ins)
+            found = extract_predicates(self.spark.sql(text), stand_ins)
             moments = self._moments([one.topic for one in topics if one.topic is not None])
             for one, predicates in zip(topics, found, strict=True):
                 assert one.topic is not None
@@ -124,12 +130,12 @@ class Tables:
             if places > 1 and self.until_ms is None:
                 options = parse_options({"topic": topic, **self.connection}, READ)
                 with open_admin(options) as admin:
-                    ends = ending_offsets(admin, options, queue_bounds(admin, [topic]))
-                found[topic]["endingOffsets"] = json.dumps(to_table(ends, several=False))
+                    ends = resolve_ending_offsets(admin, options, fetch_bounds(admin, [topic]))
+                found[topic]["endingOffsets"] = json.dumps(offsets_to_table(ends, by_topic=False))
         return found
 
     def _relation(self, name: str, view: str) -> Relation:
-        parts = name_parts(name)
+        parts = split_name(name)
         first = parts[0].lower()
         topic = None
         if len(parts) == 1 and parts[0] in self.archives:
@@ -146,7 +152,7 @@ class Tables:
             topics = self.topics()
             if topic not in topics:
                 raise _unknown_topic(topic, [*topics, *self.archives])
-            frame = StandIn.of(self.spark, struct_type(parse_columns(None))).frame
+            frame = PlaceholderTable.create(self.spark, to_spark_schema(parse_columns(None))).frame
         else:
             raise ConfigurationError(
                 f"there is nothing by the name {name}.",
@@ -158,7 +164,7 @@ class Tables:
         return Relation(name, view, topic)
 
     def _show(self, view: str, frame: "DataFrame") -> None:
-        frame.createOrReplaceTempView(quoted(view))
+        frame.createOrReplaceTempView(quote_name(view))
 
     def _archive(self, name: str = "") -> "DataFrame":
         """A directory by its name; else the topic of that name in the one that has no name."""
@@ -186,18 +192,18 @@ def archived(spark: "SparkSession", path: str) -> "DataFrame":
         return spark.read.parquet(path)
 
 
-def narrowed(used: Used) -> tuple[str, list[str]]:
+def narrowed(used: UsedColumns) -> tuple[str, list[str]]:
     """The option `columns`, and the view's expressions: every column, null where it is not used."""
     # In `properties` of a topic these are never there, as they have columns of their own.
-    promoted = sorted(key for key in used.keys - SET_FOR_ALL if key and "`" not in key)
-    by_key = bool(used.keys) and used.keys - SET_FOR_ALL == set(promoted)
-    columns = [name for name in BASE if name in used.columns]
-    if used.keys and not by_key:
+    promoted = sorted(key for key in used.map_keys - AUTOMATIC_PROPERTIES if key and "`" not in key)
+    by_key = bool(used.map_keys) and used.map_keys - AUTOMATIC_PROPERTIES == set(promoted)
+    columns = [name for name in BASE_TYPES if name in used.names]
+    if used.map_keys and not by_key:
         columns, promoted = [*columns, _MAP], []
     aliases = {key: f"__property_{at}" for at, key in enumerate(promoted)}
     items = [*columns, *(f"prop:`{key}`:string as {alias}" for key, alias in aliases.items())]
     shown = []
-    for name, kind in BASE.items():
+    for name, kind in BASE_TYPES.items():
         if name in columns:
             shown.append(name)
         elif name == _MAP and aliases:
@@ -212,8 +218,8 @@ def check_is_query(spark: "SparkSession", text: str) -> None:
     """Raises ConfigurationError for a command (`DROP TABLE`, `INSERT` …), and Spark's own error
     for a text that does not parse, ConfigurationError for a session of Spark Connect too. Nothing
     is run."""
-    session_state_of(spark).sqlParser().parsePlan(text)
-    if not parses(spark, f"SELECT * FROM (\n{text}\n)"):
+    get_session_state(spark).sqlParser().parsePlan(text)
+    if not can_parse(spark, f"SELECT * FROM (\n{text}\n)"):
         raise ConfigurationError(
             "this is a command, and only queries are run.", fix="Write select … from TOPIC."
         )
@@ -221,13 +227,15 @@ def check_is_query(spark: "SparkSession", text: str) -> None:
 
 def _unknown_topic(topic: str, names: Sequence[str]) -> ConfigurationError:
     if topic.startswith(tuple(prefix for prefix in PREFIXES.values() if prefix)):
-        prefix = DLQ_PREFIX if topic.startswith(DLQ_PREFIX) else RETRY_PREFIX
+        prefix = DLQ_PREFIX if is_dead_letter_topic(topic) else RETRY_PREFIX
         groups = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         return ConfigurationError(
             f"the group {topic.removeprefix(prefix)!r} has no topic {topic}.",
             fix=f"There are such topics of: {', '.join(sorted(groups)) or 'no group'}.",
         )
-    own = sorted(name for name in names if not name.startswith(("%", "rmq_sys_", "RMQ_SYS_")))
-    near = did_you_mean(topic, names, cutoff=0.5).rstrip()
-    fix = near.replace("'", "") or f"There are: {', '.join(own[:20]) or 'none'}."
+    own_names = revealed_names(names)
+    users_topics = sorted(
+        name for name in names if not name.startswith("%") and not is_system_topic(name, own_names)
+    )
+    fix = did_you_mean(topic, names, cutoff=0.5) or suggest(topic, users_topics)
     return ConfigurationError(f"there is no topic {topic!r}.", fix=fix)

@@ -41,18 +41,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from sluicemq.client.core.tracing import (
-    DEFAULT_TRACE_TOPIC,
-    Ended,
-    Finished,
-    Published,
-    Recalled,
-    Taken,
-    decode,
+    ConsumeTrace,
+    DeliveryTrace,
+    RecallTrace,
+    SendTrace,
+    TransactionTrace,
+    decode_trace_records,
 )
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError, install_extra
 from sluicemq.filter.subscriptions import is_tag_kind
-from sluicemq.pipelines.audit import SYSTEM_PREFIXES, subscriptions_of
+from sluicemq.model.system_names import TRACE_TOPIC, is_system_group
+from sluicemq.pipelines.audit import subscriptions_of
 from sluicemq.pipelines.ready import (
     DURATION,
     FLAG,
@@ -68,7 +68,7 @@ from sluicemq.pipelines.ready import (
     table_lines,
 )
 from sluicemq.spark.options import parse_options
-from sluicemq.spark.schema import RAW
+from sluicemq.spark.schema import BAD_BODY_RAW
 from sluicemq.spark.sources.offsets import open_admin
 
 PAIRS_MAX: Final = 1_000
@@ -79,10 +79,10 @@ ROWS_MAX: Final = 50_000
 
 # ---- events
 
-Event = Published | Taken | Finished | Ended | Recalled
+Event = SendTrace | DeliveryTrace | ConsumeTrace | TransactionTrace | RecallTrace
 UNREAD: Final = "Unread"
-_WORDS: Final = {Published: "Pub", Taken: "SubBefore", Finished: "SubAfter",
-                 Ended: "EndTransaction", Recalled: "Recall"}  # fmt: skip
+_WORDS: Final = {SendTrace: "Pub", DeliveryTrace: "SubBefore", ConsumeTrace: "SubAfter",
+                 TransactionTrace: "EndTransaction", RecallTrace: "Recall"}  # fmt: skip
 _ARROW: Final = {
     "string": pa.string(), "boolean": pa.bool_(), "int": pa.int32(), "bigint": pa.int64()
 }  # fmt: skip
@@ -103,10 +103,10 @@ def decoded(bodies: pa.Array) -> pa.Array:
     """An Arrow function for Spark: bodies of trace messages -> lists of their events."""
     found = []
     for body in bodies.to_pylist():
-        records, unread = decode(body or b"")
+        records, unread = decode_trace_records(body or b"")
         rows, events = [], list[Event]()
         for record in records:
-            if not isinstance(record, Published) or "," not in (record.message_id or ""):
+            if not isinstance(record, SendTrace) or "," not in (record.message_id or ""):
                 events.append(record)
                 continue
             ids = (record.message_id or "").split(",")  # a Java batch: one for each message
@@ -118,9 +118,9 @@ def decoded(bodies: pa.Array) -> pa.Array:
         for event in events:
             values = {name: getattr(event, name, None) for name in _FIELDS}
             values |= {"kind": _WORDS[type(event)], "message_kind": None, "outcome": None}
-            if isinstance(event, Published | Ended):
+            if isinstance(event, SendTrace | TransactionTrace):
                 values["message_kind"] = event.kind.name.lower()
-            if isinstance(event, Finished):
+            if isinstance(event, ConsumeTrace):
                 values["outcome"] = event.outcome.name.lower().replace("_", " ")
             rows.append(values)
         found.append(rows + [{"kind": UNREAD}] * unread)
@@ -131,7 +131,7 @@ def read_events(
     spark: SparkSession,
     connection: Mapping[str, str],
     *,
-    topic: str = DEFAULT_TRACE_TOPIC,
+    topic: str = TRACE_TOPIC,
     begin: str | None = None,
     end: str | None = None,
 ) -> DataFrame:
@@ -141,7 +141,7 @@ def read_events(
     options = {"startingTimestamp": begin} if begin else {}
     options |= {"endingTimestamp": end} if end else {}
     # A body that cannot be decompressed is counted among the records that cannot be read.
-    options["badBody"] = RAW
+    options["badBody"] = BAD_BODY_RAW
     messages = load_messages(spark, connection, topic=topic, columns="body,store_time", **options)
     decode_all = F.arrow_udf(decoded, SCHEMA)  # without pandas
     events = messages.select(F.explode(decode_all("body")).alias("event"), "store_time")
@@ -262,7 +262,7 @@ def trace(
     connection: Mapping[str, str],
     *,
     output: str,
-    topic: str = DEFAULT_TRACE_TOPIC,
+    topic: str = TRACE_TOPIC,
     begin: str | None = None,
     end: str | None = None,
     groups: Sequence[str] = (),
@@ -372,7 +372,7 @@ def _add_silent(task: Task, report: Report, tables: TraceTables) -> None:
                 continue
             silent = [
                 name for name in groups
-                if name not in told and not name.startswith(SYSTEM_PREFIXES)
+                if name not in told and not is_system_group(name)
             ]  # fmt: skip
             if silent:
                 task.tell(
@@ -439,7 +439,7 @@ class Trace(Ready):
     )
     fields = (
         Field("output", TEXT, "Directory of the results; what is there is replaced.", REQUIRED),
-        Field("topic", TEXT, "Topic of the traces.", DEFAULT_TRACE_TOPIC),
+        Field("topic", TEXT, "Topic of the traces.", TRACE_TOPIC),
         Field("since", DURATION, "Only what was traced in the last time, such as 24h.", None),
         Field("begin", TEXT, "First store time: milliseconds or ISO 8601.", None),
         Field("end", TEXT, "Store time where reading ends, exclusive.", None),

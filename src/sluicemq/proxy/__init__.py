@@ -21,13 +21,15 @@ def proxy_status(
     """What a proxy does now; it blocks. Raises ConfigurationError for something that is none of
     ours, and what `net.grpc.ask` raises."""
     from sluicemq.client.core.names import Credentials  # noqa: PLC0415 - not for `--help`
-    from sluicemq.net.grpc import CallError, StatusCode, ask  # noqa: PLC0415
+    from sluicemq.net.grpc import CallError, StatusCode, call_unary  # noqa: PLC0415
     from sluicemq.net.tls import Tls  # noqa: PLC0415
 
-    account, now = Credentials.of(credentials), call_date(SYSTEM_CLOCK.now_ms())
+    account, now = Credentials.from_value(credentials), call_date(SYSTEM_CLOCK.now_ms())
     metadata = sign_call(account.access_key, account.secret_key, now) if account else ()
     try:
-        found: dict[str, Any] = orjson.loads(ask(address, STATUS, b"", metadata, tls=Tls.of(None)))
+        found: dict[str, Any] = orjson.loads(
+            call_unary(address, STATUS, b"", metadata, tls=Tls.resolve(None))
+        )
     except CallError as error:
         if error.code != StatusCode.UNIMPLEMENTED:
             raise

@@ -87,7 +87,7 @@ class Client:
     @property
     def streams(self) -> list[Call]:
         """Its telemetry streams, the one that it spoke on last behind the others."""
-        self._streams = [it for it in self._streams if not it.is_over]
+        self._streams = [it for it in self._streams if not it.is_closed]
         return self._streams
 
     @property

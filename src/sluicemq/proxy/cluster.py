@@ -22,13 +22,19 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from sluicemq.acl.guard import Guard
 from sluicemq.broker.lanes.rules import difference, subscription_key
-from sluicemq.broker.metrics import serve
-from sluicemq.broker.otlp import Push
+from sluicemq.broker.metrics import serve_metrics
+from sluicemq.broker.otlp import MetricsPusher
 from sluicemq.client.admin.topics import masters
 from sluicemq.client.core import requests
-from sluicemq.client.core.conversations import AsyncioShell, Await, Call, Conversation
-from sluicemq.client.core.directory import Directory, no_route
-from sluicemq.client.core.names import Credentials, signed
+from sluicemq.client.core.conversations import (
+    CALL_TIMEOUT_S,
+    AsyncioShell,
+    Await,
+    Call,
+    Conversation,
+)
+from sluicemq.client.core.directory import Directory, route_not_found_error
+from sluicemq.client.core.names import Credentials, sign_request
 from sluicemq.client.core.requests import GROUP_NOT_EXIST, SUCCESS, TOPIC_NOT_EXIST, request_error
 from sluicemq.client.tasks import Tasks
 from sluicemq.clock import SYSTEM_CLOCK, Clock
@@ -43,10 +49,10 @@ from sluicemq.errors import (
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import GroupConfig, TopicConfig, TopicRoute
-from sluicemq.net.accept import warn_of_protection
-from sluicemq.net.channel import Channel, ChannelPool, Dial
-from sluicemq.net.limits import Shares
-from sluicemq.net.network import SOCKETS, secured
+from sluicemq.net.accept import log_protected_mode
+from sluicemq.net.channel import Channel, ChannelPool, Dialer
+from sluicemq.net.limits import FairScheduler
+from sluicemq.net.network import SOCKET_NETWORK, with_tls
 from sluicemq.net.tls import Tls
 from sluicemq.proxy.backend import Answered, OnRequest, masters_of
 from sluicemq.proxy.server import Proxy, ProxyCollector
@@ -61,7 +67,6 @@ from sluicemq.wire.tables import decode_group_config, decode_topic_config
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-CALL_TIMEOUT_S: Final = 5.0
 FRESH_S: Final = 5.0
 """How old an answer may be that a call goes by. RocketMQ's proxy asks again after 20 s."""
 GONE_S: Final = 60.0
@@ -139,7 +144,7 @@ class ClusterBackend(AsyncioShell):
         name_servers: str | list[str] | tuple[str, ...],
         credentials: Credentials | None,
         clock: Clock,
-        connect: Dial | None = None,
+        connect: Dialer | None = None,
         *,
         cluster: str | None = None,
     ) -> None:
@@ -217,9 +222,11 @@ class ClusterBackend(AsyncioShell):
         await self._tasks.wait()
 
     def _find_route(self, topic: str) -> Conversation[TopicRoute]:
-        found = yield from self.directory.find_route(topic)
+        found = yield from self.directory.fetch_route(topic)
         if found is None:
-            raise no_route(topic, self.directory.name_servers, None, auto_create_tried=False)
+            raise route_not_found_error(
+                topic, self.directory.name_servers, None, auto_create_tried=False
+            )
         return found
 
     def _find_topic(self, name: str) -> Conversation[TopicConfig | None]:
@@ -248,12 +255,12 @@ async def stand_alone(
     its own; without it everybody does what the account of `credentials` may. TLS towards the
     cluster is as the environment says. Raises ConfigurationError."""
     loop = asyncio.get_running_loop()
-    guard = Guard.of(SYSTEM_FILES, SYSTEM_CLOCK, config)
+    guard = Guard.from_config(SYSTEM_FILES, SYSTEM_CLOCK, config)
     backend = ClusterBackend(
-        name_servers, Credentials.of(credentials), SYSTEM_CLOCK,
-        secured(SOCKETS, Tls.of(None)).dial, cluster=config.cluster,
+        name_servers, Credentials.from_value(credentials), SYSTEM_CLOCK,
+        with_tls(SOCKET_NETWORK, Tls.resolve(None)).dial, cluster=config.cluster,
     )  # fmt: skip
-    shares = Shares(SYSTEM_CLOCK.monotonic_s, loop.call_soon)
+    shares = FairScheduler(SYSTEM_CLOCK.monotonic_s, loop.call_soon)
     proxy = Proxy(backend, guard, shares, config, limits=config)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(backend.close)
@@ -264,14 +271,14 @@ async def stand_alone(
             stack.callback(loop.create_task(watch).cancel)
         await proxy.start(config.listen_address, config.listen_port)
         stack.push_async_callback(proxy.close)
-        warn_of_protection(config)
+        log_protected_mode(config)
         if config.is_pushed:
             collect = ProxyCollector(proxy).collect
-            push = await asyncio.to_thread(Push, collect, config, "proxy", host_name())
+            push = await asyncio.to_thread(MetricsPusher, collect, config, "proxy", host_name())
             push.start()
             stack.push_async_callback(asyncio.to_thread, push.close)
         if config.metrics_enable:
-            opened = await asyncio.to_thread(serve, ProxyCollector(proxy), config)
+            opened = await asyncio.to_thread(serve_metrics, ProxyCollector(proxy), config)
             if opened is not None:
                 proxy.metrics_port = opened[0]
                 stack.callback(opened[1])
@@ -280,7 +287,7 @@ async def stand_alone(
 
 async def _look_at_rules(guard: Guard) -> None:
     """Take up an edit of plain_acl.yml as a whole, between two calls."""
-    guard.settle(await asyncio.to_thread(guard.look))
+    guard.apply_checked_files(await asyncio.to_thread(guard.check_files))
 
 
 def _first(addresses: Iterable[str], command: Command, absent: int) -> Conversation[Command | None]:
@@ -329,10 +336,10 @@ class ClusterLink:
         """One request, one answer, whatever its code. Raises ConnectionLostError,
         RequestTimeoutError, ClosedError."""
         channel, command = await self._pool.get(call.address), call.command
-        signed(command, self._backend.credentials)
+        sign_request(command, self._backend.credentials)
         call.is_written = True
         if command.flag & FLAG_ONEWAY:
-            channel.oneway(command)
+            channel.send_oneway(command)
             return command
         timeout_s = CALL_TIMEOUT_S if call.timeout_s is None else call.timeout_s
         return await channel.call(command, timeout_s)
@@ -367,7 +374,7 @@ class ClusterLink:
 
     def _requested(self, command: Command, channel: Channel) -> None:
         """A broker asks something of the client."""
-        self._on_request(command, partial(channel.answer, command.opaque))
+        self._on_request(command, partial(channel.send_response, command.opaque))
 
 
 class Disagreements:

@@ -26,6 +26,7 @@ from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.model import topic
 from sluicemq.model.bodies import COMPRESSED
 from sluicemq.model.properties import HIDDEN_PROPERTIES
+from sluicemq.model.system_names import is_reserved_group, is_rocketmq_system_topic
 from sluicemq.model.topic import MESSAGE_TYPES, MIXED
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import Code
@@ -219,8 +220,6 @@ class StatusError(SluiceError):
         self.code = refusal.code
 
 
-SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
-SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 LITE_TOPIC_LENGTH_MAX: Final = 64
 
 _controls: Final = re.compile("[\x00-\x1f\x7f-\x9f]").search
@@ -310,7 +309,7 @@ def topic_of(resource: m.Resource) -> str:
     """Return the name of a topic. Raises StatusError if it is not a valid name, or that of a topic
     of the system, which gRPC clients may not use."""
     name = resource.name
-    if name.startswith(SYSTEM_TOPIC_PREFIX):
+    if is_rocketmq_system_topic(name):
         text = f"the topic {name!r} belongs to the broker itself."
         raise StatusError(Refusal.TOPIC_OF_SYSTEM, text)
     try:
@@ -318,8 +317,6 @@ def topic_of(resource: m.Resource) -> str:
     except ConfigurationError as error:
         if not name.strip():
             refusal = Refusal.TOPIC_BLANK
-        elif name in names.BROKERS_TOPICS:
-            refusal = Refusal.TOPIC_OF_SYSTEM
         elif len(name) > topic.TOPIC_LENGTH_MAX:
             refusal = Refusal.TOPIC_TOO_LONG
         else:
@@ -331,7 +328,7 @@ def group_of(resource: m.Resource) -> str:
     """Return the name of a consumer group. Raises StatusError if it is not a valid name, or that of
     a group of the system."""
     name = resource.name
-    if name.startswith(SYSTEM_GROUP_PREFIX):
+    if is_reserved_group(name):
         text = f"the group {name!r} belongs to the broker itself."
         raise StatusError(Refusal.GROUP_OF_SYSTEM, text)
     try:

@@ -65,16 +65,16 @@ def proxy_of(
     """
     core = broker.core
     backend = LocalBackend(core, broker.dispatcher, asyncio.get_running_loop().call_soon)
-    proxy = Proxy(backend, core.guard, core.shares, config or core.settings.broker, limits)
+    proxy = Proxy(backend, core.guard, core.scheduler, config or core.settings.broker, limits)
     collector = ProxyCollector(proxy)
-    core.collectors.append(collector.collect)
+    core.metric_collectors.append(collector.collect)
 
     def on_role(serves: bool) -> None:
         if not serves:
             backend.rest()
             return
         proxy.service.guard = broker.core.guard
-        broker.core.collectors.append(collector.collect)
+        broker.core.metric_collectors.append(collector.collect)
         backend.serve(broker.core, broker.dispatcher)
 
     broker.on_role.append(on_role)
@@ -215,11 +215,11 @@ class LocalLink:
         opaque = self._opaque = command.opaque = (self._opaque + 1) & 0x7FFFFFFF
         call.is_written = True
         if command.flag & FLAG_ONEWAY:
-            dispatcher.give(command, self.peer)
+            dispatcher.handle_command(command, self.peer)
             answered(command)
             return
         self._waiting[opaque] = answered
-        frame = dispatcher.give(command, self.peer)
+        frame = dispatcher.handle_command(command, self.peer)
         if frame:
             self.received(frame)
 
@@ -227,7 +227,7 @@ class LocalLink:
         """It is not told who else is in its groups: a thousand that come would hear it a million
         times, and receive from all of the broker anyway."""
         peer = Peer(_Carrier(self), remote, local)
-        peer.has_queues = False
+        peer.can_rebalance = False
         return peer
 
     def close(self) -> None:
@@ -237,8 +237,8 @@ class LocalLink:
 
     def lost(self) -> None:
         """The broker's side of it is closed."""
-        self.peer.lost()
-        self._backend.state.disconnected(self.peer)
+        self.peer.connection_lost()
+        self._backend.state.on_disconnect(self.peer)
         waiting, self._waiting = self._waiting, {}
         for answered in waiting.values():
             answered(ConnectionLostError("The broker has closed the connection; try again."))
@@ -263,6 +263,6 @@ class LocalLink:
         def answer(command: Command) -> None:
             command.opaque = request.opaque
             command.flag |= FLAG_RESPONSE
-            peer.answered(command)
+            peer.handle_response(command)
 
         return answer

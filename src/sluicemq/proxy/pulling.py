@@ -20,7 +20,7 @@ from sluicemq.client.core import conversations as talks
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.identity import restart_offset
-from sluicemq.client.core.requests import PullStatus, expect_success, number, pull_answer
+from sluicemq.client.core.requests import PullStatus, expect_success, int_field, parse_pull_response
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.filter.subscriptions import tag_matches
 from sluicemq.model.message import StoredMessage
@@ -65,7 +65,7 @@ class Pulling:
             wait_ms = min(wait_ms, int(call.remaining_s * 1000) - RESERVE_MS)
         until_s = clock.monotonic_s() + min(wait_ms, self._limits.poll_ms_longest) / 1000
         offset = request.offset
-        while not call.is_over:
+        while not call.is_closed:
             wait_ms = max(round((until_s - clock.monotonic_s()) * 1000), 0)
             command = requests.pull(
                 group, queue, offset, count_max=count, subscription=wanted,
@@ -76,7 +76,7 @@ class Pulling:
                 reply = yield talks.Call(address, command, wait_ms / 1000 + ANSWER_S)
             finally:
                 del self._waiting[call]
-            answer = pull_answer(reply, address)
+            answer = parse_pull_response(reply, address)
             next_offset = answer.next_offset
             if answer.status is PullStatus.OFFSET_ILLEGAL:
                 beginning = restart_offset(answer, offset)
@@ -120,7 +120,7 @@ class Pulling:
         group = group_of(request.group)
         queue, address = yield from self._queue(request.message_queue)
         reply = yield talks.Call(address, requests.offset_of_group(group, queue))
-        offset = number(expect_success(reply, address), "offset")
+        offset = int_field(expect_success(reply, address), "offset")
         return m.GetOffsetResponse(status=OK, offset=offset)
 
     def query(
@@ -136,7 +136,7 @@ class Pulling:
             command = requests.offset_by_time(queue, milliseconds(request.timestamp))
         else:
             raise StatusError(Refusal.OFFSET_POLICY, "the policy TIMESTAMP needs a timestamp.")
-        offset = number(expect_success((yield talks.Call(address, command)), address), "offset")
+        offset = int_field(expect_success((yield talks.Call(address, command)), address), "offset")
         return m.QueryOffsetResponse(status=OK, offset=offset)
 
     def sync_lite(

@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 from sluicemq.client.core import conversations as talks
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Conversation
-from sluicemq.client.core.requests import expect_success, fields_of, request_error
+from sluicemq.client.core.requests import expect_success, header_fields, request_error
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import FilterSyntaxError, ProtocolError, RequestError, SluiceError
 from sluicemq.filter.subscriptions import subscribe, tag_matches
-from sluicemq.model.ids import KEPT_LENGTH_MAX
+from sluicemq.model.ids import CACHED_LENGTH_MAX
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import PERM_READ, POP_NORMAL, GroupConfig, pop_kind, pop_topic
@@ -140,7 +140,7 @@ class Receiving:
         if answer.code != ResponseCode.SUCCESS:
             return self._nothing_of(answer)
         found = list(popped_in(answer, broker))
-        if call.is_over:
+        if call.is_closed:
             yield from self._give_back(group, topic, address, found)
             return []
         times_max = config.retry_times_max + 1 if config is not None else ATTEMPTS_MAX
@@ -294,7 +294,7 @@ class Receiving:
         answer = yield talks.Call(address, command, ANSWER_S)
         if answer.code != ResponseCode.SUCCESS:
             raise refused(answer)
-        header = decode_header(ChangeInvisibleTimeResponse, fields_of(answer))
+        header = decode_header(ChangeInvisibleTimeResponse, header_fields(answer))
         if not header.pop_ms:  # its group is beyond it, in order: nothing has changed
             return handle
         return handle._replace(
@@ -384,7 +384,7 @@ def wanted_of(topic: str, expression: m.FilterExpression) -> Subscription:
 
 def _tags_of(topic: str, text: str) -> Subscription:
     """Return a subscription to tags; those of usual lengths are kept."""
-    made = _made_of if len(topic) + len(text) <= KEPT_LENGTH_MAX else _made_of.__wrapped__
+    made = _made_of if len(topic) + len(text) <= CACHED_LENGTH_MAX else _made_of.__wrapped__
     return made(topic, text)
 
 
@@ -482,7 +482,7 @@ def batch_request(group: str, topic: str, broker: str, handles: list[Handle]) ->
         )
     acks = [PopAck(group, topic, handle, tuple(offsets)) for handle, offsets in pops.items()]
     body = encode_pop_acks(broker, acks)
-    return requests.request(RequestCode.BATCH_ACK_MESSAGE, body=body)
+    return requests.make_request(RequestCode.BATCH_ACK_MESSAGE, body=body)
 
 
 def change_request(
@@ -502,7 +502,7 @@ def bury_request(group: str, topic: str, handle: Handle, message_id: str) -> Com
         origin_message_id=message_id, origin_topic=pop_topic(topic, group, handle.kind),
         reconsume_times_max=0, broker=handle.broker,
     )  # fmt: skip
-    return requests.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+    return requests.make_request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
 
 
 def divided(

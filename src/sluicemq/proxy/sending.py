@@ -26,15 +26,15 @@ from typing import Final, NamedTuple
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call as Ask
 from sluicemq.client.core.conversations import Conversation
-from sluicemq.client.core.directory import write_queues
-from sluicemq.client.core.messages import Outgoing, join
-from sluicemq.client.core.requests import SUCCESS, SendStatus, expect_success, fields_of
-from sluicemq.client.core.sending import FIRST_BITS, QueueChooser
+from sluicemq.client.core.directory import list_write_queues
+from sluicemq.client.core.messages import OutgoingMessage, join_batch
+from sluicemq.client.core.requests import SUCCESS, SendStatus, expect_success, header_fields
+from sluicemq.client.core.sending import FIRST_QUEUE_BITS, QueueChooser
 from sluicemq.client.core.transactions import (
-    HalfPlace,
+    PreparedMessageLocation,
     TransactionState,
-    end_transaction,
-    place_of,
+    locate_prepared,
+    make_end_request,
 )
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import ConnectionLostError, RequestTimeoutError
@@ -115,7 +115,7 @@ class Sending:
         self._backend = backend
         self._limits = limits
         self._clock = backend.clock
-        self._chooser = QueueChooser(partial(Random().getrandbits, FIRST_BITS))
+        self._chooser = QueueChooser(partial(Random().getrandbits, FIRST_QUEUE_BITS))
         self._targets: dict[str, Target] = {}
 
     # -------------------------------------------------------------------------------- sends
@@ -144,14 +144,14 @@ class Sending:
         try:
             answer = yield Ask(address, command)
         except (ConnectionLostError, RequestTimeoutError):
-            self._chooser.failed(queue.broker, self._clock.monotonic_s())
+            self._chooser.record_failure(queue.broker, self._clock.monotonic_s())
             raise
         now_s = self._clock.monotonic_s()
-        self._chooser.answered(queue.broker, now_s - began_s, now_s)
-        transaction_id = fields_of(answer).get("transactionId", "")
+        self._chooser.record_latency(queue.broker, now_s - began_s, now_s)
+        transaction_id = header_fields(answer).get("transactionId", "")
         if outgoing.sys_flag & PREPARED and answer.code == SUCCESS:
-            (result,) = requests.send_results(answer, queue, (outgoing.message_id,), address)
-            transaction_id = transaction_id_of(place_of(result, topic))
+            (result,) = requests.parse_send_response(answer, queue, (outgoing.message_id,), address)
+            transaction_id = transaction_id_of(locate_prepared(result, topic))
         return answer_of(answer, [it.message_id for it in parts], transaction_id, address)
 
     def _target(self, resource: m.Resource) -> Conversation[Target]:
@@ -164,7 +164,7 @@ class Sending:
         config = yield from self._backend.topic(name)
         if found is None or found.route is not route or found.config is not config:
             masters = masters_of(route)
-            queues = sorted(it for it in write_queues(name, route) if it.broker in masters)
+            queues = sorted(it for it in list_write_queues(name, route) if it.broker in masters)
             found = Target(route, config, topic_type(config), queues, masters)
             if len(self._targets) >= TARGETS_MAX:
                 self._targets.clear()
@@ -192,7 +192,7 @@ class Sending:
         address = _master(masters_of(route), place.queue.broker, Refusal.TRANSACTION_UNKNOWN)
         state = _STATES.get(request.resolution, TransactionState.UNKNOWN)
         is_check = request.source == m.TransactionSource.SOURCE_SERVER_CHECK
-        command = end_transaction(place, state, is_check=is_check)
+        command = make_end_request(place, state, is_check=is_check)
         answer = yield Ask(address, command)
         if not command.is_oneway:
             expect_success(answer, address)
@@ -213,8 +213,8 @@ class Sending:
             group=topic, topic=topic, recall_handle=request.recall_handle, broker=handle.broker
         )
         address = _master(target.masters, handle.broker, Refusal.RECALL_BROKER)
-        answer = yield Ask(address, requests.request(RequestCode.RECALL_MESSAGE, header))
-        message_id = fields_of(expect_success(answer, address)).get("msgId", handle.unique_id)
+        answer = yield Ask(address, requests.make_request(RequestCode.RECALL_MESSAGE, header))
+        message_id = header_fields(expect_success(answer, address)).get("msgId", handle.unique_id)
         return m.RecallMessageResponse(status=OK, message_id=message_id)
 
 
@@ -230,7 +230,7 @@ def _master(masters: dict[str, str], broker: str, refusal: Refusal) -> str:
 
 def outgoing_of(
     message: m.Message, expected: str, peer: Host, now_ms: int, limits: ProxyLimits
-) -> Outgoing:
+) -> OutgoingMessage:
     """Return a message for a topic of the expected type as it is stored. Raises StatusError if it
     breaks a limit. HOT."""
     system, topic = message.system_properties, message.topic.name
@@ -265,7 +265,7 @@ def outgoing_of(
     if limits.checks_type:
         check_type(expected, type_of(properties).name)
     body, compressed = body_of(message.body, system.body_encoding, limits)
-    return Outgoing(
+    return OutgoingMessage(
         topic, body, as_text(properties), message_id, sys_flag | compressed, 0, True,
         sharding_key=properties.get(SHARDING_KEY),
     )  # fmt: skip
@@ -289,7 +289,7 @@ def _put_transaction(
         properties[CHECK_IMMUNITY] = str(seconds)
 
 
-def batch_of(messages: Sequence[m.Message], parts: Sequence[Outgoing]) -> Outgoing:
+def batch_of(messages: Sequence[m.Message], parts: Sequence[OutgoingMessage]) -> OutgoingMessage:
     """Join messages into one batch, which goes to the queue of their message group.
 
     Messages without a group go along with those of a group. A batch has one flag of compression:
@@ -314,7 +314,7 @@ def batch_of(messages: Sequence[m.Message], parts: Sequence[Outgoing]) -> Outgoi
             f"the batch has messages of the groups {groups[0]!r} and {groups[1]!r}, and is stored "
             "in one queue: send each message group by itself.",
         )
-    joined = join(parts, parts[0].message_id)
+    joined = join_batch(parts, parts[0].message_id)
     is_compressed = all(part.sys_flag & COMPRESSED for part in parts)
     return replace(
         joined,
@@ -338,8 +338,8 @@ def answer_of(
     Raises RequestError when they are not stored.
     """
     if answer.code == SUCCESS:
-        offset = requests.number(answer, "queueOffset")
-        handle = fields_of(answer).get("recallHandle")
+        offset = requests.int_field(answer, "queueOffset")
+        handle = header_fields(answer).get("recallHandle")
         response = m.SendMessageResponse(status=OK)
         add = response.entries.add
         for index, message_id in enumerate(message_ids):
@@ -378,14 +378,14 @@ def bucket_of(key: int, buckets: int) -> int:
 _PLACE: Final = re.compile(r"(.+) (\S+) (\d{1,18}) (\d{1,18})", re.ASCII)
 
 
-def transaction_id_of(place: HalfPlace) -> str:
+def transaction_id_of(place: PreparedMessageLocation) -> str:
     """What a client is told of a transaction."""
     return (
         f"{place.message_id} {place.queue.broker} {place.half_queue_offset} {place.physical_offset}"
     )
 
 
-def place_in(transaction_id: str, topic: str) -> HalfPlace:
+def place_in(transaction_id: str, topic: str) -> PreparedMessageLocation:
     """The inverse, for a transaction of the topic. Raises StatusError (INVALID_TRANSACTION_ID)."""
     if not transaction_id.strip():
         raise StatusError(Refusal.TRANSACTION_ID_EMPTY)
@@ -397,7 +397,7 @@ def place_in(transaction_id: str, topic: str) -> HalfPlace:
             "that the answer to the send has",
         )
     message_id, broker, queue_offset, physical_offset = found.groups()
-    return HalfPlace(
+    return PreparedMessageLocation(
         topic, MessageQueue(topic, broker, 0), int(queue_offset), int(physical_offset),
         message_id, message_id,
     )  # fmt: skip

@@ -27,7 +27,7 @@ from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.settings import host_name
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.grpc import ALPN, Call, GrpcServer
-from sluicemq.net.limits import ServerLimits, Shares
+from sluicemq.net.limits import FairScheduler, ServerLimits
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.proxy import STATUS
 from sluicemq.proxy import messages as m
@@ -116,7 +116,7 @@ class Proxy:
         self,
         backend: Backend,
         guard: Guard | None,
-        shares: Shares,
+        shares: FairScheduler,
         config: ServerConfig = ServerConfig(),  # noqa: B008 - frozen
         limits: ProxyLimits = ProxyLimits(),  # noqa: B008 - frozen
     ) -> None:
@@ -139,7 +139,7 @@ class Proxy:
             shares,
             is_guarded=guard is not None,
             on_disconnect=self._disconnected,
-            limits=ServerLimits.of(config),
+            limits=ServerLimits.from_config(config),
             tls=None if config.tls_mode == "disabled" else TlsAcceptor(config, ALPN),
         )
         self.jobs = Supervisor(backend.clock, log)
@@ -187,7 +187,7 @@ class Proxy:
     def status(self) -> dict[str, Any]:
         """What it does now: the methods that were called, its clients with what they wait for."""
         calls: dict[str, Counter[str]] = defaultdict(Counter)
-        for call in self._server.calls:
+        for call in self._server.open_calls:
             name = call.headers.get(":path", "").removeprefix(PATH)
             if name != "Telemetry":  # it is always under way
                 calls[call.headers.get(CLIENT_ID, "")][name] += 1
@@ -237,7 +237,7 @@ class Proxy:
 
     def _disconnected(self, peer: Peer) -> None:
         self.clients.disconnected(peer)
-        self._shares.forget(peer)
+        self._shares.remove(peer)
 
 
 class ProxyCollector:

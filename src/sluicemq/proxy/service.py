@@ -137,7 +137,7 @@ class Dialogue:
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._is_busy = False
-        call.on_half = self._next
+        call.on_half_close = self._next
 
     def heard(self, data: bytes, call: Call) -> None:
         """One more message. Raises CallError for one who says more than is listened to."""
@@ -152,14 +152,14 @@ class Dialogue:
         self._next()
 
     def _next(self) -> None:
-        if self._is_busy or self._call.is_over:
+        if self._is_busy or self._call.is_closed:
             return
         if self._waiting:
             self._is_busy = True
             data = self._waiting.popleft()
             self._waiting_bytes -= len(data)
             self._begin(self._done, data)
-        elif self._call.is_half:
+        elif self._call.is_half_closed:
             self._call.end()
 
     def _done(self, result: Sequence[Any] | Exception) -> None:
@@ -306,7 +306,7 @@ class Calls:
         except StatusError as error:
             raise end_of(error) from error
         if self.guard is not None:
-            verdict = self.guard.check_as(account, code, {}, b"")
+            verdict = self.guard.check_for_account(account, code, {}, b"")
             if not verdict.is_allowed:
                 raise CallError(StatusCode.PERMISSION_DENIED, verdict.reason)
 
@@ -317,7 +317,7 @@ class Calls:
         if self.guard is not None:
             command = call.command
             try:
-                verdict = self.guard.check_as(
+                verdict = self.guard.check_for_account(
                     account, command.code, command.fields or {}, bytes(command.body)
                 )
             except ProtocolError as error:

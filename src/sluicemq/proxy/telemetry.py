@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call as Ask
 from sluicemq.client.core.conversations import Conversation
-from sluicemq.client.core.transactions import question_of
+from sluicemq.client.core.transactions import parse_check_request
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import (
@@ -337,11 +337,12 @@ class Telemetry:
 
     def _check_transaction(self, client: Client, command: Command, answer: Answer) -> None:
         """39. A client that has no stream now is asked again, or another one is."""
-        asked = question_of(command)
+        asked = parse_check_request(command)
         client.tell(
             m.TelemetryCommand(
                 recover_orphaned_transaction_command=m.RecoverOrphanedTransactionCommand(
-                    message=message_of(asked.message), transaction_id=transaction_id_of(asked.place)
+                    message=message_of(asked.message),
+                    transaction_id=transaction_id_of(asked.location),
                 )
             )
         )

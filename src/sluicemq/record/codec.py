@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from sluicemq.errors import ProtocolError
 from sluicemq.model import properties as reserved
 from sluicemq.model.bodies import BODY_BYTES_MAX, COMPRESSED, Buffer
-from sluicemq.model.ids import HOST_BYTES_IPV6, KEPT_LENGTH_MAX, decode_host, java_hash, tag_code
+from sluicemq.model.ids import CACHED_LENGTH_MAX, HOST_BYTES_IPV6, decode_host, java_hash, tag_code
 from sluicemq.model.message import (
     BORN_HOST_IPV6,
     KEYS,
@@ -83,7 +83,7 @@ _kept_code: Final = lru_cache(maxsize=65_536)(_code_of)
 
 def tag_code_of_value(tag: bytes) -> int:
     """Return the code of a tag as it is encoded. Codes of short tags are kept."""
-    return _kept_code(tag) if len(tag) <= KEPT_LENGTH_MAX else _code_of(tag)
+    return _kept_code(tag) if len(tag) <= CACHED_LENGTH_MAX else _code_of(tag)
 
 
 def value_of(properties: bytes, name: bytes) -> bytes | None:

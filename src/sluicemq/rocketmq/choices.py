@@ -22,7 +22,7 @@ from typing import Any
 
 from sluicemq.client.core.balance import (
     VIRTUAL_NODES,
-    Configured,
+    ConfiguredQueues,
     ConsistentHash,
     MachineRoomNearby,
     MachineRooms,
@@ -174,7 +174,7 @@ class AllocateMessageQueueByConfig(_Ready):
 
     def set_message_queue_list(self, message_queue_list: Iterable[Place]) -> None:
         """Before start."""
-        super().__init__(Configured(frozenset(map(frozen_queue, message_queue_list))))
+        super().__init__(ConfiguredQueues(frozenset(map(frozen_queue, message_queue_list))))
 
 
 class AllocateMessageQueueByMachineRoom(_Ready):

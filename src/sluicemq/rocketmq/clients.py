@@ -47,7 +47,7 @@ from sluicemq.client.core import sending as core_sending
 from sluicemq.client.core import transactions as core
 from sluicemq.client.core.messages import expect_one_message
 from sluicemq.client.core.requests import SendResult as CoreSendResult
-from sluicemq.client.core.sending import choose_by
+from sluicemq.client.core.sending import choose_with_selector
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.tasks import call_listener, run_on_thread
 from sluicemq.client.threaded import Portal
@@ -61,6 +61,7 @@ from sluicemq.errors import (
 from sluicemq.model import topic as places
 from sluicemq.model.ids import parse_recall_handle
 from sluicemq.model.message import CHECK_IMMUNITY, StoredMessage
+from sluicemq.model.topic import DEFAULT_TOPIC
 from sluicemq.net.tls import Tls
 from sluicemq.rocketmq.choices import (
     AclClientRPCHook,
@@ -89,7 +90,6 @@ T = TypeVar("T")
 _log = logging.getLogger("sluicemq.client")
 Sent = Message | Sequence[Message]
 _QUEUES: Final[tuple[type[Place], ...]] = (MessageQueue, places.MessageQueue)
-_ANY_TOPIC: Final = "TBW102"
 
 
 class ClientOptions(TypedDict, total=False):
@@ -296,7 +296,7 @@ class Client(Settings, Generic[T]):
         arguments = Given(*given)
         topic = arguments.take(str) or key
         queue_num = arguments.take(int) or 8
-        if arguments.next is not None or (topic is not key and key != _ANY_TOPIC):
+        if arguments.next is not None or (topic is not key and key != DEFAULT_TOPIC):
             raise ConfigurationError(
                 f"create_topic cannot make {topic!r} of {(key, *given)}.",
                 fix="Give the topic and how many queues it has; it is created on every master.",
@@ -482,9 +482,11 @@ class DefaultMQProducer(Client[Producer]):
             return producer.send(frozen, queue=queue, selector=choose, timeout_ms=timeout_ms)
         if selector is not None:
             queue = self._choose(selector, message, arg)
-        outgoing = portal.run(producer.sender.ready, frozen)
+        outgoing = portal.run(producer.sender.assign_id, frozen)
         retries = self.retry_times_when_send_async_failed
-        return producer.cluster.run(producer.sender.send(outgoing, queue, timeout_ms, retries))
+        return producer.cluster.run(
+            producer.sender.send_outgoing(outgoing, queue, timeout_ms, retries)
+        )
 
     def _send_batch(
         self,
@@ -504,7 +506,7 @@ class DefaultMQProducer(Client[Producer]):
 
     def _choose(self, selector: Selector, message: Message, arg: Any) -> places.MessageQueue:
         queues = self._run(Producer.queues, message.topic)
-        return choose_by(_chooser(selector, message, arg), queues, message.frozen())
+        return choose_with_selector(_chooser(selector, message, arg), queues, message.frozen())
 
     @overload
     def send_oneway(self, message: Message, queue: Place | None = None, /) -> None: ...

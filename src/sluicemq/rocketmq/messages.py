@@ -19,14 +19,14 @@ from typing import Any, Final, Self, overload
 
 from sluicemq.client.aio.pull import PullResult as CorePullResult
 from sluicemq.client.aio.received import ReceivedMessage, of_record
-from sluicemq.client.core.consuming import first_topic
+from sluicemq.client.core.consuming import original_topic
 from sluicemq.client.core.requests import PullStatus
 from sluicemq.client.core.requests import SendResult as CoreSendResult
 from sluicemq.errors import ConfigurationError, UndecodableBodyError
 from sluicemq.model import message as model
 from sluicemq.model import topic as places
 from sluicemq.model.message import StoredMessage
-from sluicemq.model.properties import own_properties
+from sluicemq.model.properties import settable_properties
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.rocketmq.names import Gets, Sets, Strict
 
@@ -414,7 +414,7 @@ class MessageExt(Strict):
     @property
     def topic(self) -> str:
         """That it was sent to, also when it comes from the retry topic."""
-        return first_topic(self.record)
+        return original_topic(self.record)
 
     @property
     def keys(self) -> str:
@@ -473,7 +473,7 @@ class MessageExt(Strict):
             f"body={_short(self.record.body_or_raw)}, msg_id={self.msg_id!r}, "
             f"broker_name={self.broker_name!r}, queue_id={self.queue_id}, "
             f"queue_offset={self.queue_offset}, reconsume_times={self.reconsume_times}, "
-            f"properties={own_properties(self.record.properties)!r})"
+            f"properties={settable_properties(self.record.properties)!r})"
         )
 
 

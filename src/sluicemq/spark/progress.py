@@ -1,12 +1,12 @@
-"""How far a stream is: what Spark's progress says, in the words of a queue.
+"""Read the progress of a stream from Spark's reports, by queue.
 
-Spark reports, for each micro-batch, where a source began and ended and what its latest offset is.
-From that follow the *lag* (offsets there are, and not read yet) and the rows that the broker left
-out: every offset in between that gave no row, by its filter.
+For each micro-batch, Spark reports the offsets at which a source began and ended, and its latest
+offset. The difference between the latter two is the *lag*: the offsets that exist and were not
+read. Each offset between beginning and end that gave no row was left out by the broker's filter.
 
     query = frame.writeStream...start()
-    stream_progress(query.lastProgress).told()
-    spark.streams.addListener(progress_log())      # a line of the log for every micro-batch
+    stream_progress(query.lastProgress).describe()
+    spark.streams.addListener(progress_log())      # logs a line for every micro-batch
 """
 
 import json
@@ -16,15 +16,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluicemq.model.topic import MessageQueue
-from sluicemq.spark.sources.offsets import from_checkpoint
+from sluicemq.spark.sources.offsets import parse_checkpoint
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
-    """One micro-batch: `rows` came, `filtered` offsets gave none, `lag` offsets are left by queue
-    (None while Spark does not say the latest offset: before 4.2)."""
+    """The progress of one micro-batch, summed over the sources `rocketmq` of a query.
+
+    `batch` is its number, `rows` the number of its rows, and `filtered` the number of offsets that
+    the broker's filter left out. `lag_by_queue` is the number of offsets that each queue has left,
+    or None if Spark does not report the latest offset (before Spark 4.2).
+    """
 
     batch: int
     rows: int
@@ -34,81 +38,99 @@ class StreamProgress:
 
     @property
     def lag(self) -> int | None:
+        """The number of offsets that all queues have left; None if it is unknown."""
         return None if self.lag_by_queue is None else sum(self.lag_by_queue.values())
 
-    def told(self) -> str:
-        """One line."""
+    def describe(self) -> str:
+        """Return the progress as one line for users."""
         lag = "lag unknown" if self.lag is None else f"lag {self.lag:,}"
         if self.lag and self.rows_per_second:
-            lag += f" ({self.rest_s():.0f} s left)"
+            lag += f" ({self.remaining_s():.0f} s left)"
         return (
             f"batch {self.batch}: {self.rows:,} rows, {self.rows_per_second:,.0f} rows/s,"
             f" {self.filtered:,} filtered at the broker, {lag}"
         )
 
-    def rest_s(self) -> float:
-        """Until the lag is read, at the pace of this micro-batch, filtered offsets included;
-        0 without a lag or a pace."""
+    def remaining_s(self) -> float:
+        """Return the seconds until the lag is read at the speed of this micro-batch.
+
+        The speed includes filtered offsets. Return 0 if the lag is 0, or if the lag or the speed is
+        unknown.
+        """
         if not self.lag or not self.rows_per_second:
             return 0.0
         offsets = self.rows + self.filtered
-        pace = self.rows_per_second * offsets / self.rows if self.rows else self.rows_per_second
-        return self.lag / pace
+        offsets_per_second = self.rows_per_second
+        if self.rows:
+            offsets_per_second = self.rows_per_second * offsets / self.rows
+        return self.lag / offsets_per_second
 
 
 def stream_progress(progress: Any) -> StreamProgress:
-    """Of a `StreamingQueryProgress` or its JSON; sources of other formats are left out."""
-    found = json.loads(progress.json) if hasattr(progress, "json") else progress
+    """Return the progress that Spark reports for a micro-batch.
+
+    `progress` is a `StreamingQueryProgress`, or its JSON as a dict. Sources of other formats are
+    ignored.
+    """
+    report = json.loads(progress.json) if hasattr(progress, "json") else progress
     rows = filtered = 0
     lags: dict[MessageQueue, int] | None = {}
-    for source in found["sources"]:
-        end = _offsets(source.get("endOffset"))
+    for source in report["sources"]:
+        end = _parse_offsets(source.get("endOffset"))
         if end is None:
             continue
-        count = int(source["numInputRows"])
-        rows += count
-        begin = (_offsets(source.get("startOffset")) or {}) | (
-            _offsets(source["endOffset"], "from") or {}
+        row_count = int(source["numInputRows"])
+        rows += row_count
+        start = (_parse_offsets(source.get("startOffset")) or {}) | (
+            _parse_offsets(source["endOffset"], "from") or {}
         )
-        moved = sum(max(0, offset - begin.get(queue, offset)) for queue, offset in end.items())
-        filtered += max(0, moved - count)
-        latest = _offsets(source.get("latestOffset"))
+        read = sum(max(0, offset - start.get(queue, offset)) for queue, offset in end.items())
+        filtered += max(0, read - row_count)
+        latest = _parse_offsets(source.get("latestOffset"))
         if latest is None or lags is None:
             lags = None
         else:
-            lags |= {queue: max(0, top - end.get(queue, 0)) for queue, top in latest.items()}
-    pace = float(found.get("processedRowsPerSecond") or 0)
-    return StreamProgress(int(found["batchId"]), rows, pace, filtered, lags)
+            lags |= {queue: max(0, last - end.get(queue, 0)) for queue, last in latest.items()}
+    rows_per_second = float(report.get("processedRowsPerSecond") or 0)
+    return StreamProgress(int(report["batchId"]), rows, rows_per_second, filtered, lags)
 
 
-def _offsets(text: Any, part: str = "queues") -> dict[MessageQueue, int] | None:
+def _parse_offsets(text: Any, part: str = "queues") -> dict[MessageQueue, int] | None:
+    """Return the offsets in one part of a checkpoint, given as JSON or as a dict.
+
+    Return None if it is not a checkpoint of the source `rocketmq`.
+    """
     try:
-        found = json.loads(text) if isinstance(text, str) else text
+        checkpoint = json.loads(text) if isinstance(text, str) else text
     except ValueError:
         return None
-    if not isinstance(found, dict) or "queues" not in found:
+    if not isinstance(checkpoint, dict) or "queues" not in checkpoint:
         return None
-    return from_checkpoint(found, None, part)
+    return parse_checkpoint(checkpoint, None, part)
 
 
 def progress_log(level: int = logging.INFO) -> Any:
-    """A listener for `spark.streams.addListener` that logs `StreamProgress.told` each time."""
-    from pyspark.sql.streaming.listener import StreamingQueryListener  # noqa: PLC0415
+    """Return a listener for `spark.streams.addListener` that logs every micro-batch at `level`.
+
+    It logs `StreamProgress.describe`, and when queries start and end.
+    """
+    from pyspark.sql.streaming.listener import (  # noqa: PLC0415 - heavy
+        StreamingQueryListener,
+    )
 
     class ProgressLog(StreamingQueryListener):  # type: ignore[misc]
         def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
             logger.log(level, "%s started", event.name or event.id)
 
-        def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
             name = event.progress.name or event.progress.id
-            logger.log(level, "%s %s", name, stream_progress(event.progress).told())
+            logger.log(level, "%s %s", name, stream_progress(event.progress).describe())
 
-        def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
             logger.debug("%s is idle", event.id)
 
-        def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-            logger.log(
-                level, "%s ended%s", event.id, f": {event.exception}" * bool(event.exception)
-            )
+        def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+            reason = f": {event.exception}" if event.exception else ""
+            logger.log(level, "%s ended%s", event.id, reason)
 
     return ProgressLog()

@@ -1,25 +1,27 @@
-"""What a query asks of each table that it refers to, for a load of each.
+"""Find what a query needs of each table that it refers to, so that each load reads only that.
 
-Spark would hand a Python source the predicates of a query itself, but it keeps the read that comes
-of it in the table object, for every later or other use of the same DataFrame: wrong rows
-(design/0010). And it asks a Python source for all its columns
-(spec/spark.md). So our readers take none from Spark. Who knows the whole query plans it over
-stand-ins first, tables that have the columns and no rows, of which no two are one:
+Spark could hand the predicates of a query to a Python source itself. But it keeps the resulting
+read in the table object, for every later or other use of the same DataFrame, which gives wrong rows
+(design/0010). And it asks a Python source for all its columns (spec/spark.md). So our readers take
+no predicates from Spark. A caller that knows the whole query first plans it over placeholder
+tables. They have the columns of the sources, but no rows, and no two of them are the same table:
 
     Project [keys]
     +- Filter (tags = UA AND length(keys) > 3)
-       +- stand-in [tags, keys …]
+       +- placeholder table [tags, keys …]
 
-**Predicates.** A condition of a filter on a stand-in says which rows the result depends on, so a
-read may leave out the others. Conditions that the stand-in is under wherever the plan has it (a
-`with` may be used twice) become the option `predicates` of that reference's own load (`named_apart`
-gives each place of a text a table of its own). Spark applies the whole query to what is read: the
-source can only leave out what Spark would have dropped.
+**Predicates.** A condition of a filter directly above a placeholder says which rows the result
+depends on, so a read may leave out the others. If a plan contains a placeholder several times (a
+`with` clause may be used twice), only conditions that hold in every place count. They become the
+option `predicates` of the load for that reference. `replace_unknown_tables` gives each reference in
+a text a table of its own. Spark applies the whole query to what is read, so the source only leaves
+out rows that Spark would drop.
 
-**Columns.** What the query needs is what is left of the stand-ins in the optimized plan: names that
-are referenced anywhere above one, and of the map `properties` the keys, when every use of it is
-`properties['KEY']`. Where the plan does not show it by names (UNION ALL goes by position,
-subqueries stand inside of expressions) the answer is "all of them": always right, only slower.
+**Columns.** The needed columns are those of the placeholders that are referenced anywhere else in
+the optimized plan. Of the map `properties`, the needed keys are known if it is used only as
+`properties['KEY']`. If names in the plan do not show what is needed (UNION ALL matches columns by
+position, subqueries are inside expressions), the answer is "all columns": always correct, only
+slower.
 """
 
 import json
@@ -31,13 +33,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.spark.classic import (
-    context_of,
-    execution_of,
+    get_jvm,
+    get_query_execution,
+    get_session_state,
+    get_spark_context,
     is_classic,
-    jvm_of,
-    session_state_of,
 )
-from sluicemq.spark.filters import COMPARED, PRESENT
+from sluicemq.spark.filters import COMPARISONS, NULL_CHECKS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,8 +47,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 REFERENCES_MAX: Final = 256
-_MISSING: Final = "TABLE_OR_VIEW_NOT_FOUND"
-_PART: Final = re.compile(r"`((?:[^`]|``)*)`|([^.`\s]+)")
+_UNKNOWN_TABLE: Final = "TABLE_OR_VIEW_NOT_FOUND"
+_NAME_PART: Final = re.compile(r"`((?:[^`]|``)*)`|([^.`\s]+)")
 _SAMPLE: Final = re.compile(
     r"\s*tablesample\s*\([^()]*\)(\s*repeatable\s*\([^()]*\))?", re.IGNORECASE
 )
@@ -59,283 +61,342 @@ def load_where(
     format: str = "rocketmq",  # noqa: A002 - Spark's name
     **options: str,
 ) -> "DataFrame":
-    """Return the messages for which `condition`, Spark SQL on the columns, is true. The broker
-    decides those parts of it that it decides exactly. `options` are those of the source.
+    """Return the messages for which `condition`, Spark SQL on the columns, is true.
 
-    A session of Spark Connect does not show how Spark reads the condition. There Spark decides all
-    of it, and a warning is logged that every message is read.
+    The broker evaluates the parts of the condition that it can evaluate exactly. `format` and
+    `options` are the source's options.
+
+    A session of Spark Connect does not show how Spark reads the condition. There Spark evaluates
+    all of it, and a warning says that every message is read.
     """
     reader = spark.read.format(format).options(**options)
     frame = reader.load()
     if not is_classic(spark):
         logger.warning(
-            "load_where: with Spark Connect the broker decides nothing of %r, and every message is "
-            "read. Set filter.tags or filter.sql to read fewer.", condition,
-        )  # fmt: skip
+            "load_where: with Spark Connect the broker evaluates nothing of %r, and every message"
+            " is read. Set filter.tags or filter.sql to read fewer.",
+            condition,
+        )
         return frame.where(condition)
-    stand_in = StandIn.of(spark, frame.schema)
-    (found,) = predicates_in(stand_in.frame.where(condition), [stand_in])
-    if found:
-        frame = reader.schema(frame.schema).option("predicates", found).load()
+    placeholder = PlaceholderTable.create(spark, frame.schema)
+    (predicates,) = extract_predicates(placeholder.frame.where(condition), [placeholder])
+    if predicates:
+        frame = reader.schema(frame.schema).option("predicates", predicates).load()
     return frame.where(condition)
 
 
 @dataclass(frozen=True, slots=True)
-class StandIn:
-    """A table without rows; Spark knows it by its RDD, whatever a plan makes of its columns."""
+class PlaceholderTable:
+    """A table without rows that stands for a source while a query is planned.
+
+    `rdd_id` is the id of its RDD, which identifies it in a plan even if its columns are renamed.
+    """
 
     frame: "DataFrame"
-    rdd: int
+    rdd_id: int
 
     @classmethod
-    def of(cls, spark: "SparkSession", schema: "StructType") -> Self:
-        frame = spark.createDataFrame(context_of(spark).emptyRDD(), schema)
-        return cls(frame, execution_of(frame).analyzed().rdd().id())
+    def create(cls, spark: "SparkSession", schema: "StructType") -> Self:
+        """Return a new table with the columns of `schema`.
+
+        Raises ConfigurationError for a session of Spark Connect.
+        """
+        frame = spark.createDataFrame(get_spark_context(spark).emptyRDD(), schema)
+        return cls(frame, get_query_execution(frame).analyzed().rdd().id())
 
 
-def predicates_in(query: "DataFrame", stand_ins: Sequence[StandIn]) -> list[str]:
-    """The option `predicates` for the load of each stand-in; "" where all of it is needed."""
-    translate = translator(query.sparkSession)
-    found: dict[int, list[dict[str, Any]]] = {}
-    for node, conditions in nodes(execution_of(query).optimizedPlan()):
-        if kind_of(node) == "LogicalRDD":
+# ---- predicates
+
+
+def extract_predicates(query: "DataFrame", tables: Sequence[PlaceholderTable]) -> list[str]:
+    """Return the option `predicates` for the load of each table of a query.
+
+    The option is "" if all rows of the table are needed.
+    """
+    translate = make_translator(query.sparkSession)
+    by_rdd: dict[int, list[dict[str, Any]]] = {}
+    for node, conditions in iterate_nodes(get_query_execution(query).optimizedPlan()):
+        if class_name(node) == _PLACEHOLDER_NODE:
             here = [one for one in map(translate, conditions) if one is not None]
-            known = found.setdefault(node.rdd().id(), here)
+            known = by_rdd.setdefault(node.rdd().id(), here)
             known[:] = [one for one in known if one in here]
-    return [json.dumps(found[one.rdd]) if found.get(one.rdd) else "" for one in stand_ins]
+    return [
+        json.dumps(by_rdd[table.rdd_id]) if by_rdd.get(table.rdd_id) else "" for table in tables
+    ]
 
 
-def nodes(plan: Any, conditions: Sequence[Any] = ()) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """The nodes of a plan of the JVM and of its subqueries, each with the conjuncts of the filter
-    that stands on it."""
+def iterate_nodes(plan: Any, conditions: Sequence[Any] = ()) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """Yield (node, conditions) for each node of a plan of the JVM and of its subqueries.
+
+    The conditions are the conjuncts of the filter directly above the node. The argument
+    `conditions` belong to the plan's root.
+    """
     yield plan, conditions
-    for inner in elements(plan.subqueries()):
-        yield from nodes(inner)
-    on_it = conjuncts(plan.condition()) if kind_of(plan) == "Filter" else ()
-    for child in elements(plan.children()):
-        yield from nodes(child, on_it)
+    for subquery in scala_elements(plan.subqueries()):
+        yield from iterate_nodes(subquery)
+    child_conditions = split_conjuncts(plan.condition()) if class_name(plan) == "Filter" else ()
+    for child in scala_elements(plan.children()):
+        yield from iterate_nodes(child, child_conditions)
 
 
-def conjuncts(condition: Any) -> list[Any]:
-    if kind_of(condition) != "And":
+def split_conjuncts(condition: Any) -> list[Any]:
+    """Return the operands of nested ANDs; the condition itself if it is not an AND."""
+    if class_name(condition) != "And":
         return [condition]
-    return conjuncts(condition.left()) + conjuncts(condition.right())
+    return split_conjuncts(condition.left()) + split_conjuncts(condition.right())
 
 
-def elements(sequence: Any) -> list[Any]:
-    """Those of a sequence of Scala's."""
-    return [sequence.apply(at) for at in range(sequence.length())]
+def scala_elements(sequence: Any) -> list[Any]:
+    """Return the elements of a Scala sequence as a list."""
+    return [sequence.apply(index) for index in range(sequence.length())]
 
 
-def kind_of(value: Any) -> str:
-    """The name of a Java object's class."""
+def class_name(value: Any) -> str:
+    """Return the simple name of a Java object's class."""
     return str(value.getClass().getSimpleName())
 
 
-def translator(spark: "SparkSession") -> Callable[[Any], dict[str, Any] | None]:
-    """A function from an expression of the JVM to a predicate as in the option; None: there is
-    none. Spark's own translation for sources, so what types and collations mean is its word."""
-    package = jvm_of(spark).org.apache.spark.sql.execution.datasources
+def make_translator(spark: "SparkSession") -> Callable[[Any], dict[str, Any] | None]:
+    """Return a function that translates an expression of the JVM into a predicate.
+
+    The function returns an item of the option `predicates`, or None if there is none for the
+    expression. It uses Spark's own translation for data sources, so types and collations have
+    Spark's meaning.
+    """
+    package = get_jvm(spark).org.apache.spark.sql.execution.datasources
     strategy = getattr(getattr(package, "DataSourceStrategy$"), "MODULE$")
 
     def translate(expression: Any) -> dict[str, Any] | None:
-        found = strategy.translateFilter(expression, False)
-        return _predicate(found.get()) if found.isDefined() else None
+        translated = strategy.translateFilter(expression, False)
+        return _to_predicate(translated.get()) if translated.isDefined() else None
 
     return translate
 
 
-def _predicate(found: Any) -> dict[str, Any] | None:
-    kind = kind_of(found)
+def _to_predicate(source_filter: Any) -> dict[str, Any] | None:
+    """Return the item of the option `predicates` for a data source filter of the JVM, or None."""
+    kind = class_name(source_filter)
     if kind == "Not":
-        inner = _predicate(found.child())
+        inner = _to_predicate(source_filter.child())
         return None if inner is None or "not" in inner else {**inner, "not": True}
-    if kind in PRESENT:
-        return {"is": kind, "column": found.attribute()}
-    if kind not in COMPARED:
+    if kind in NULL_CHECKS:
+        return {"is": kind, "column": source_filter.attribute()}
+    if kind not in COMPARISONS:
         return None
     values: list[Any] = []
-    for one in found.values() if kind == "In" else [found.value()]:
-        java = kind_of(one) if hasattr(one, "getClass") else ""
-        if java in ("Timestamp", "Instant"):
-            instant = one.toInstant() if java == "Timestamp" else one
+    for value in source_filter.values() if kind == "In" else [source_filter.value()]:
+        java_class = class_name(value) if hasattr(value, "getClass") else ""
+        if java_class in ("Timestamp", "Instant"):
+            instant = value.toInstant() if java_class == "Timestamp" else value
             micros = instant.getEpochSecond() * 1_000_000 + instant.getNano() // 1000
             values.append({"us": micros})
-        elif isinstance(one, (str, int, float)):
-            values.append(one)
+        elif isinstance(value, (str, int, float)):
+            values.append(value)
         else:
             return None
-    return {"is": kind, "column": found.attribute(), "value": values if kind == "In" else values[0]}
+    return {
+        "is": kind,
+        "column": source_filter.attribute(),
+        "value": values if kind == "In" else values[0],
+    }
 
 
-# ---- places of a text
+# ---- references in a text
 
 
-def named_apart(
-    spark: "SparkSession", text: str, view_of: Callable[[str], str]
+def replace_unknown_tables(
+    spark: "SparkSession", text: str, make_view: Callable[[str], str]
 ) -> tuple[str, "DataFrame"]:
-    """The query with a view in each place that names a table which Spark does not know, and what
-    it means. `view_of` makes the view of a name and returns the view's own name. Raises Spark's
-    errors but this one, and ConfigurationError for too many places."""
-    from pyspark.errors import AnalysisException  # noqa: PLC0415 - heavy
-    from pyspark.logger import PySparkLogger  # noqa: PLC0415
+    """Replace each reference to a table that Spark does not know by a view, and plan the query.
 
-    # pyspark logs every error of an analysis, whole stack and all, before it raises it. The logger
-    # is of a class of its own: one that `logging` makes fails on pyspark's arguments.
+    `make_view(name)` makes a view for a table name, and returns the name of the view. It is called
+    once for each reference, so two references to one table get two views. Return the changed text
+    and its DataFrame. Raises Spark's errors for other mistakes in the query, and ConfigurationError
+    for more than `REFERENCES_MAX` references.
+    """
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - heavy
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415 - heavy
+
+    # pyspark logs every error of an analysis with its stack before it raises the error. Its logger
+    # must be created by PySparkLogger: a logger that `logging` creates fails on its arguments.
     logger = PySparkLogger.getLogger("SQLQueryContextLogger")
-    before = logger.disabled
+    was_disabled = logger.disabled
     for _ in range(REFERENCES_MAX + 1):
         logger.disabled = True
         try:
             return text, spark.sql(text)
         except AnalysisException as error:
-            if error.getCondition() != _MISSING:
+            if error.getCondition() != _UNKNOWN_TABLE:
                 raise
-            view = view_of(error.getMessageParameters()["relationName"])
+            view = make_view(error.getMessageParameters()["relationName"])
             context = error.getQueryContext()[0]
             start, end = context.startIndex(), context.stopIndex() + 1
         finally:
-            logger.disabled = before
-        # The last part of the name stays as alias where the query gives no other; a sample stands
-        # before it.
-        sampled = _SAMPLE.match(text, end)
-        after = end if sampled is None else sampled.end()
-        alias = quoted(name_parts(text[start:end])[-1])
-        named = f"{text[:start]}{quoted(view)}{text[end:after]} AS {alias}{text[after:]}"
-        plain = f"{text[:start]}{quoted(view)}{text[end:]}"
-        text = named if parses(spark, named) else plain
-    raise ConfigurationError(f"the query names tables in more than {REFERENCES_MAX} places.")
+            logger.disabled = was_disabled
+        # The last part of the table's name stays usable as an alias, unless the query gives another
+        # one. The alias has to follow a TABLESAMPLE clause.
+        sample = _SAMPLE.match(text, end)
+        alias_start = end if sample is None else sample.end()
+        alias = quote_name(split_name(text[start:end])[-1])
+        without_alias = f"{text[:start]}{quote_name(view)}{text[end:]}"
+        with_alias = (
+            f"{text[:start]}{quote_name(view)}{text[end:alias_start]} AS {alias}"
+            f"{text[alias_start:]}"
+        )
+        text = with_alias if can_parse(spark, with_alias) else without_alias
+    raise ConfigurationError(f"the query refers to tables in more than {REFERENCES_MAX} places.")
 
 
-def parses(spark: "SparkSession", text: str) -> bool:
+def can_parse(spark: "SparkSession", text: str) -> bool:
+    """Return whether the text is a syntactically valid query."""
     from pyspark.errors import ParseException  # noqa: PLC0415 - heavy
 
     try:
-        session_state_of(spark).sqlParser().parsePlan(text)
+        get_session_state(spark).sqlParser().parsePlan(text)
     except ParseException:
         return False
     return True
 
 
-def name_parts(name: str) -> list[str]:
-    """`a`.`b``c`, with or without backquotes, as its parts."""
+def split_name(name: str) -> list[str]:
+    """Return the parts of a qualified name such as `a`.`b``c`, with or without backquotes."""
     return [
-        found[1].replace("``", "`") if found[1] is not None else found[2]
-        for found in _PART.finditer(name)
+        match[1].replace("``", "`") if match[1] is not None else match[2]
+        for match in _NAME_PART.finditer(name)
     ]
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
+    """Return the name in backquotes."""
     return "`" + name.replace("`", "``") + "`"
 
 
 # ---- columns
 
-_NARROWING: Final = ("Project", "Aggregate")
-_PASSING: Final = ("Filter", "Join", "Sort", "GlobalLimit", "LocalLimit")
-"""Nodes whose own output is not the query's need: what they read stands in them."""
-_STAND_IN: Final = "LogicalRDD"
+_SELECTING_NODES: Final = ("Project", "Aggregate")
+_PASSING_NODES: Final = ("Filter", "Join", "Sort", "GlobalLimit", "LocalLimit")
+"""Nodes that pass all columns of their input on. The columns that they use themselves are named in
+them."""
+_PLACEHOLDER_NODE: Final = "LogicalRDD"
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
-    """Names of columns, and the keys of the map when only single values of it are used."""
+class UsedColumns:
+    """The columns that a query uses of its sources.
 
-    columns: frozenset[str]
-    keys: frozenset[str] = frozenset()
+    `map_keys` are the keys that it uses of the map column, if it uses only single values of it; the
+    map is not in `names` then.
+    """
+
+    names: frozenset[str]
+    map_keys: frozenset[str] = frozenset()
 
 
-def used_columns(frame: Any, map_name: str) -> Used | None:
-    """What the query of a DataFrame over stand-ins uses of them; None: all of it."""
-    nodes = json.loads(execution_of(frame).optimizedPlan().toJSON())
-    kinds = {_kind(one) for sequence in _sequences(nodes) for one in sequence}
-    # A plan inside of an expression stands somewhere else, or nowhere.
-    hidden = {"Exists", "InMemoryRelation"} | {
+def find_used_columns(frame: Any, map_name: str) -> UsedColumns | None:
+    """Return the columns of placeholder tables that a query uses; None means all of them.
+
+    `frame` is the query's DataFrame over placeholder tables, and `map_name` is the name of the map
+    column.
+    """
+    nodes = json.loads(get_query_execution(frame).optimizedPlan().toJSON())
+    kinds = {_class_of(node) for sequence in _iterate_lists(nodes) for node in sequence}
+    # Plans inside expressions are somewhere else in the JSON, or missing.
+    hiding_kinds = {"Exists", "InMemoryRelation"} | {
         kind for kind in kinds if "Subquery" in kind or "CTE" in kind
     }
-    if kinds & hidden or not _are_narrowed(nodes):
+    if kinds & hiding_kinds or not _are_all_narrowed(nodes):
         return None
-    own = {
-        _attribute(one)
+    placeholder_attributes = {
+        _attribute_id(attribute)
         for node in nodes
-        if _kind(node) == _STAND_IN
-        for sequence in _sequences(node["output"])
-        for one in sequence
-        if _kind(one) == "AttributeReference"
+        if _class_of(node) == _PLACEHOLDER_NODE
+        for sequence in _iterate_lists(node["output"])
+        for attribute in sequence
+        if _class_of(attribute) == "AttributeReference"
     }
     uses = {
-        use
+        (attribute, key)
         for node in nodes
-        if _kind(node) != _STAND_IN
+        if _class_of(node) != _PLACEHOLDER_NODE
         for value in node.values()
-        for sequence in _sequences(value)
-        for use in _uses(sequence)
-        if use[0] in own
+        for sequence in _iterate_lists(value)
+        for attribute, key in _find_uses(sequence)
+        if attribute in placeholder_attributes
     }
     keys = frozenset(key for (name, _), key in uses if key and name == map_name)
-    # Spark adds `IS NOT NULL` to a condition on an element; the map is never null.
+    # Spark adds `IS NOT NULL` of the map to a condition on one of its elements. It does not mean
+    # that the whole map is used, because the map is never null.
     names = frozenset(
         name
         for (name, _), key in uses
         if key is None or (key == "" and (name != map_name or not keys))
     )
-    return Used(names, frozenset() if map_name in names else keys)
+    return UsedColumns(names, frozenset() if map_name in names else keys)
 
 
-def _uses(sequence: Sequence[Any]) -> Iterator[tuple[tuple[str, Any], str | None]]:
-    """Attributes in a sequence, each with the key of `attribute['KEY']`, "" of `attribute IS NOT
-    NULL`, or None."""
-    skipped = 0
-    for at, node in enumerate(sequence):
-        chain = [_kind(one) for one in sequence[at : at + 3]]
-        is_element = chain == ["GetMapValue", "AttributeReference", "Literal"]
-        key = sequence[at + 2].get("value") if is_element else None
-        if skipped:
-            skipped -= 1
-        elif key and sequence[at + 2].get("dataType") == "string":
-            yield _attribute(sequence[at + 1]), key
-            skipped = 2
-        elif chain[:2] == ["IsNotNull", "AttributeReference"]:
-            yield _attribute(sequence[at + 1]), ""
-            skipped = 1
-        elif chain[0] == "AttributeReference":
-            yield _attribute(node), None
+def _find_uses(sequence: Sequence[Any]) -> Iterator[tuple[tuple[str, Any], str | None]]:
+    """Yield (attribute, key) for each attribute in an expression, given as a list of nodes.
 
-
-def _are_narrowed(nodes: Sequence[dict[str, Any]]) -> bool:
-    """Whether above each stand-in comes a node that names what it takes, before one that does not.
-
-    The nodes are a tree in pre-order, each with the number of its children.
+    The key is KEY for `attribute['KEY']`, "" for `attribute IS NOT NULL`, and None for any other
+    use.
     """
-    path: list[tuple[str, int]] = []
+    nodes_to_skip = 0
+    for index, node in enumerate(sequence):
+        chain = [_class_of(one) for one in sequence[index : index + 3]]
+        is_element = chain == ["GetMapValue", "AttributeReference", "Literal"]
+        key = sequence[index + 2].get("value") if is_element else None
+        if nodes_to_skip:
+            nodes_to_skip -= 1
+        elif key and sequence[index + 2].get("dataType") == "string":
+            yield _attribute_id(sequence[index + 1]), key
+            nodes_to_skip = 2
+        elif chain[:2] == ["IsNotNull", "AttributeReference"]:
+            yield _attribute_id(sequence[index + 1]), ""
+            nodes_to_skip = 1
+        elif chain[0] == "AttributeReference":
+            yield _attribute_id(node), None
+
+
+def _are_all_narrowed(nodes: Sequence[dict[str, Any]]) -> bool:
+    """Return whether the plan names the columns that it takes of every placeholder table.
+
+    Going up from each placeholder, the first node that does not pass all columns on must be one
+    that selects columns. `nodes` is a plan as a list in pre-order, in which each node has the
+    number of its children.
+    """
+    path: list[tuple[str, int]] = []  # kind, and number of children that are still to come
     for node in nodes:
         while path and path[-1][1] == 0:
             path.pop()
         if path:
             path[-1] = (path[-1][0], path[-1][1] - 1)
-        if _kind(node) == _STAND_IN:
-            above = next((kind for kind, _ in reversed(path) if kind not in _PASSING), None)
-            if above not in _NARROWING:
+        if _class_of(node) == _PLACEHOLDER_NODE:
+            above = next((kind for kind, _ in reversed(path) if kind not in _PASSING_NODES), None)
+            if above not in _SELECTING_NODES:
                 return False
-        path.append((_kind(node), node["num-children"]))
+        path.append((_class_of(node), node["num-children"]))
     return True
 
 
-def _sequences(value: Any) -> Iterator[list[Any]]:
-    """All lists in a plan's JSON: an expression is a list of nodes, the parent before its children.
-    A node that stands alone is a list of one."""
+def _iterate_lists(value: Any) -> Iterator[list[Any]]:
+    """Yield all lists within a value of a plan's JSON.
+
+    An expression is a list of nodes in pre-order. A single node is yielded as a list of one.
+    """
     listed = [value] if isinstance(value, dict) else value
     if isinstance(listed, list):
         yield listed
-        for one in listed:
-            for inner in one.values() if isinstance(one, dict) else [one]:
-                yield from _sequences(inner)
+        for item in listed:
+            for inner in item.values() if isinstance(item, dict) else [item]:
+                yield from _iterate_lists(inner)
 
 
-def _kind(node: Any) -> str:
+def _class_of(node: Any) -> str:
+    """Return the simple class name of a node in a plan's JSON; "" if it is not a node."""
     name = node.get("class", "") if isinstance(node, dict) else ""
     return str(name).rpartition(".")[2]
 
 
-def _attribute(node: dict[str, Any]) -> tuple[str, Any]:
+def _attribute_id(node: dict[str, Any]) -> tuple[str, Any]:
+    """Return (name, expression id) of an AttributeReference."""
     return node["name"], node["exprId"]["id"]

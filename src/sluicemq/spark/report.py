@@ -1,9 +1,12 @@
-"""Which predicates of a DataFrame the broker decides and which Spark.
+"""Report which predicates of a DataFrame the broker evaluates, and which Spark does.
 
-Of our sources the option `predicates` of the load says what was offered, and the reader, made here
-as Spark's planner makes it, what it takes. Of files, Spark's plan has `PushedFilters`. What the
-broker decides Spark applies again (design/0010), but drops nothing by
-it. `store_time`, and `keys` where brokers evaluate no SQL92, shorten a read and are Spark's still.
+For the sources of this package, the option `predicates` of the load contains the predicates that
+were offered. The report creates a reader as Spark's planner does, and sees which predicates it
+pushes. For files, Spark's plan contains `PushedFilters`.
+
+Spark applies the broker's predicates again (design/0010), but they drop no rows there. Predicates
+on `store_time`, and on `keys` if the brokers do not evaluate SQL92, shorten a read but count as
+Spark's.
 """
 
 import json
@@ -12,17 +15,17 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql.types import StructType
 
-from sluicemq.spark.classic import execution_of, explained
-from sluicemq.spark.filters import told
-from sluicemq.spark.references import kind_of, nodes, translator
+from sluicemq.spark.classic import explain_plan, get_query_execution
+from sluicemq.spark.filters import format_predicate
+from sluicemq.spark.references import class_name, iterate_nodes, make_translator
 from sluicemq.spark.source import RocketSource, StoreSource
 
 _SCAN: Final = "DataSourceV2ScanRelation"
-_SOURCES: Final = {one.name(): one for one in (RocketSource, StoreSource)}
+_SOURCES: Final = {source.name(): source for source in (RocketSource, StoreSource)}
 
 
-class Pushdown(NamedTuple):
-    """Predicates of a DataFrame's plan: those at the broker, and those that Spark decides."""
+class PushdownReport(NamedTuple):
+    """The predicates in a DataFrame's plan, as texts, by the side that evaluates them."""
 
     broker: tuple[str, ...]
     spark: tuple[str, ...]
@@ -31,34 +34,39 @@ class Pushdown(NamedTuple):
         return f"broker: {', '.join(self.broker) or '-'}; Spark: {', '.join(self.spark) or '-'}"
 
 
-def pushdown(frame: Any) -> Pushdown:
-    """Return what the plan of a DataFrame says about its predicates; those of several reads are
-    put together. No message is read. Raises ConfigurationError for a frame of Spark Connect."""
-    execution = execution_of(frame)
-    broker, spark = parse_plan(explained(frame, "formatted")), list[str]()
-    translate = translator(frame.sparkSession)
-    for node, conditions in nodes(execution.optimizedPlan()):
-        known: list[dict[str, Any]] = []  # predicates that the reader of a scan takes
-        source = (
-            _SOURCES.get(str(node.relation().table().name())) if kind_of(node) == _SCAN else None
-        )
+def pushdown(frame: Any) -> PushdownReport:
+    """Return which predicates of a DataFrame the broker evaluates, and which Spark does.
+
+    The predicates of several reads are combined. No message is read. Raises ConfigurationError for
+    a DataFrame of Spark Connect.
+    """
+    execution = get_query_execution(frame)
+    broker, spark = parse_pushed_filters(explain_plan(frame, "formatted")), list[str]()
+    translate = make_translator(frame.sparkSession)
+    for node, conditions in iterate_nodes(execution.optimizedPlan()):
+        pushed: list[dict[str, Any]] = []
+        source = None
+        if class_name(node) == _SCAN:
+            source = _SOURCES.get(str(node.relation().table().name()))
         options = dict(node.relation().options().asCaseSensitiveMap()) if source else {}
         if source is not None and "predicates" in options:
             schema = StructType.fromJson(json.loads(node.relation().schema().json()))
             reader = source(options | {"reportPushdown": "false"}).reader(schema)
-            both = zip(json.loads(options["predicates"]), reader.offered, strict=False)
-            for said, one in both:  # fewer are offered when it was told to take none
-                if one not in reader.left:
-                    known.append(said)
-                    broker.append(told(one))
-        left = [str(one.toString()) for one in conditions if translate(one) not in known]
-        spark += [" AND ".join(left)] if left else []
-    return Pushdown(tuple(broker), tuple(spark))
+            given = json.loads(options["predicates"])
+            # With pushFilters=false the reader offers no predicates, so the lengths may differ.
+            for described, predicate in zip(given, reader.offered_predicates, strict=False):
+                if predicate not in reader.remaining_predicates:
+                    pushed.append(described)
+                    broker.append(format_predicate(predicate))
+        remaining = [str(one.toString()) for one in conditions if translate(one) not in pushed]
+        if remaining:
+            spark.append(" AND ".join(remaining))
+    return PushdownReport(tuple(broker), tuple(spark))
 
 
-def parse_plan(text: str) -> list[str]:
-    """What files were offered, from the text of `explain("formatted")`."""
-    found: list[str] = []
-    for listed in re.findall(r"^PushedFilters: \[(.*)\]$", text, re.MULTILINE):
-        found += [one for one in re.split(r", (?=[A-Z]\w*\()", listed) if one]
-    return found
+def parse_pushed_filters(plan: str) -> list[str]:
+    """Return the predicates that were pushed to files, from the text of `explain("formatted")`."""
+    predicates: list[str] = []
+    for listed in re.findall(r"^PushedFilters: \[(.*)\]$", plan, re.MULTILINE):
+        predicates += [one for one in re.split(r", (?=[A-Z]\w*\()", listed) if one]
+    return predicates

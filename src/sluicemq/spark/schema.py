@@ -1,23 +1,25 @@
-"""Columns of the source: the whole schema, and the narrower ones a user asks for.
+"""The columns of the sources: the default schema, and the columns that a user asks for.
 
 | column | type | |
 |---|---|---|
 | topic, broker | string | |
 | queue_id | int | |
-| queue_offset | bigint | position in the queue |
-| msg_id | string | UNIQ_KEY; without one, store host and log offset in hex digits |
-| keys | string | as sent: several are separated by one space; null without |
-| tags | string | null without |
-| properties | map<string,string> | without `SET_FOR_ALL`, unless the option `properties` is `all` |
-| body | binary | decompressed when a client compressed it; null when that fails |
+| queue_offset | bigint | offset in the queue |
+| msg_id | string | UNIQ_KEY; without one, store host and log position in hexadecimal digits |
+| keys | string | as sent: several keys are separated by one space; null without keys |
+| tags | string | null without a tag |
+| properties | map<string,string> | without automatic properties, unless `properties=all` |
+| body | binary | decompressed if a client compressed it; null if that fails |
 | born_time, store_time | timestamp | clocks of producer and broker, in milliseconds |
 | reconsume_times | int | |
 
-Only by name in `columns` (an archive has them): born_host, store_host (string), flag, sys_flag,
-body_crc, size_bytes (int), physical_offset, prepared_offset (bigint), as the record holds them.
+Further columns are read only if `columns` names them: born_host, store_host (string), flag,
+sys_flag, body_crc, size_bytes (int), physical_offset, prepared_offset (bigint). They have the
+values of the stored record, and archives use them.
 
-Spark's Python sources have no column pruning (spec/spark.md), so a narrower read is asked for: by
-the option `columns`, or by a user's own `.schema(…)`, whose further columns are properties:
+Spark's Python sources have no column pruning (spec/spark.md). A user asks for fewer columns by the
+option `columns`, or by `.schema(…)`, in which unknown names are properties. The grammar of
+`columns`:
 
     columns = item ("," item)*
     item    = column name | "prop:" name [":" type] [" as " column name]
@@ -26,30 +28,31 @@ the option `columns`, or by a user's own `.schema(…)`, whose further columns a
 
     "topic,queue_offset,body,prop:dep_delay:int,prop:origin,prop:`a:b`:double as ab"
 
-A promoted property is a column of its own, so that Spark can push predicates on it (it pushes none
-on map elements). Its text is read as Java reads it (Integer.valueOf …): then a SQL92 selector and
-the column agree on every message. A text that is no value of the type is null (see the option
-`badProperties`).
+A promoted property is a property with a column of its own. Spark can push predicates on a column,
+but not on an element of a map. The string value is converted as Java converts it (Integer.valueOf
+…), so that a SQL92 selector and the column agree on every message. A value that is not of the
+type is null (see the option `badProperties`).
 
-The type `auto`, and `prop:*` for every property there is, are settled before a read (`settled`):
-the newest messages of every queue are read and every value of a property is tried as int, bigint,
-double and boolean, as Java reads them; the narrowest type that all of them have is the column's,
-else string. Later messages may hold others: such a text is null and counted, as ever (the option
-`badProperties`). A stream whose types must not change between restarts names them.
+The type `auto`, and `prop:*` for all properties, are inferred before a read (`infer_types`). The
+newest messages of every queue are read, and every value of a property is tried as int, bigint,
+double and boolean. The column gets the narrowest type that fits all of them, else string. Later
+messages may have other values; these are null and counted, as for any promoted property. A stream
+whose types must not change between restarts should name them.
 
-Bodies may be texts or JSON instead of bytes:
+Bodies may be strings or structs instead of bytes:
 
     bodyFormat=utf-8                 the column `body` is a string
     bodyFormat=json, bodySchema=…    the column `body` is a struct of that schema
 
-Both add the column `_error`: null where the body is what it should be, else the reason, and `body`
-is null there: one malformed message stops no job, unless `badBody=fail` asks for it. A body that
-cannot be decompressed is bad in every format; with bytes, `_error` is read when `columns` names it,
-and `badBody=raw` delivers the stored bytes. Reads without `body` and `_error` decode no body.
+Both add the column `_error`. It is null if the body is valid, else it is the reason and `body` is
+null. So one malformed message does not stop a job, unless `badBody=fail`. A body that cannot be
+decompressed is bad in every format. With bodyFormat=binary, `_error` is read only if `columns`
+names it, and `badBody=raw` reads the stored bytes. A read without `body` and `_error` decodes no
+bodies.
 
-JSON is read strictly (RFC 8259: no NaN, one value a body), a missing field is null, a field that
-the schema lacks is left out, a value of another type is an error of its row. The schema is a subset
-of Spark's DDL, as a planning process has no JVM to parse it:
+JSON is read strictly (RFC 8259: no NaN, one value for each body). A missing field is null, a field
+that the schema does not have is ignored, and a value of another type makes the body bad. The schema
+is a subset of Spark's DDL, because the planner's process has no JVM to parse it:
 
     schema = field ("," field)*          field = name [":"] type
     type   = string | int | bigint | double | float | boolean | array<type> | struct<schema>
@@ -80,15 +83,17 @@ from pyspark.sql.types import (
 
 from sluicemq.errors import ConfigurationError, FilterEvaluationError
 from sluicemq.filter.evaluate import double_of, integer_of, long_of
-from sluicemq.spark.errors import did_you_mean
+from sluicemq.hints import did_you_mean
 from sluicemq.spark.options import Options
 
-SET_FOR_ALL: Final = frozenset({
-    "KEYS", "TAGS", "UNIQ_KEY", "WAIT", "MSG_REGION", "TRACE_ON", "CLUSTER",
-})  # fmt: skip
-"""Properties that producer and broker put on every message: three have columns of their own, the
-others say nothing about it (spec/remoting.md §11). Neither read into `properties` nor written."""
-BASE: Final[dict[str, DataType]] = {
+AUTOMATIC_PROPERTIES: Final = frozenset(
+    {"KEYS", "TAGS", "UNIQ_KEY", "WAIT", "MSG_REGION", "TRACE_ON", "CLUSTER"}
+)
+"""Properties that producer and broker set on every message (spec/remoting.md §11).
+
+Three of them have columns of their own, and the others say nothing about a message. The column
+`properties` does not contain them by default, and the sink does not write them from it."""
+BASE_TYPES: Final[dict[str, DataType]] = {
     "topic": StringType(),
     "broker": StringType(),
     "queue_id": IntegerType(),
@@ -102,8 +107,8 @@ BASE: Final[dict[str, DataType]] = {
     "store_time": TimestampType(),
     "reconsume_times": IntegerType(),
 }
-"""Every column of a message, in order."""
-EXTRA: Final[dict[str, DataType]] = {
+"""The columns of the default schema, in order, with their types."""
+EXTRA_TYPES: Final[dict[str, DataType]] = {
     "born_host": StringType(),
     "store_host": StringType(),
     "flag": IntegerType(),
@@ -113,209 +118,257 @@ EXTRA: Final[dict[str, DataType]] = {
     "body_crc": IntegerType(),
     "size_bytes": IntegerType(),
 }
-"""What a record holds besides; read when `columns` names it."""
-PROMOTED: Final[dict[str, DataType]] = {
+"""The columns that are read only if the option `columns` names them, with their types."""
+PROPERTY_TYPES: Final[dict[str, DataType]] = {
     "string": StringType(),
     "int": IntegerType(),
     "bigint": LongType(),
     "double": DoubleType(),
     "boolean": BooleanType(),
 }
-"""The types that a promoted property may have."""
-_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
-"""What a look takes for a number: not 007 (a code), nor Java's 5d and 0x1p3."""
-NUMBERS: Final = (("int", integer_of), ("bigint", long_of), ("double", double_of))
+"""The types that a promoted property may have, by name."""
+_DECIMAL_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+"""A value that is inferred to be a number: not 007 (a code), nor Java's 5d and 0x1p3."""
+NUMBER_PARSERS: Final = (("int", integer_of), ("bigint", long_of), ("double", double_of))
+"""The number types, narrowest first, each with the function that parses a string as Java does."""
 AUTO: Final = "auto"
-EVERY: Final = "*"
+ALL_PROPERTIES: Final = "*"
 BINARY, TEXT, JSON = "binary", "utf-8", "json"
-FAIL, RAW = "fail", "raw"
-ERROR: Final = "_error"
-_NAMED: Final = BASE | EXTRA
+BAD_BODY_FAIL, BAD_BODY_RAW = "fail", "raw"
+ERROR_NAME: Final = "_error"
+_COLUMN_TYPES: Final = BASE_TYPES | EXTRA_TYPES
 _TYPE_ALIASES: Final = {"integer": "int", "long": "bigint", "bool": "boolean", "str": "string"}
-_BODY_TYPES: Final = PROMOTED | {
-    "integer": IntegerType(), "long": LongType(), "float": FloatType(),
-}  # fmt: skip
+_BODY_FIELD_TYPES: Final = PROPERTY_TYPES | {
+    "integer": IntegerType(),
+    "long": LongType(),
+    "float": FloatType(),
+}
 _ITEM: Final = re.compile(
     r"(?P<prop>prop:)?(?:`(?P<quoted>[^`]+)`|(?P<name>[^\s`,:]+))"
     r"(?::(?P<type>\w+))?(?:\s+as\s+(?P<alias>\S+))?",
     re.IGNORECASE,
 )
-logger = logging.getLogger(__name__)
+"""One item of the option `columns`."""
+_ITEM_TEXT: Final = re.compile(r"(?:`[^`]*`?|[^,`])+|(?<=,)(?=,)")
+"""The items of the option `columns`; a comma in backquotes is part of a name."""
 _TOKEN: Final = re.compile(r"\s*(?:`(?P<quoted>[^`]+)`|(?P<word>[\w.\-]+)|(?P<sign>[<>,:]))")
+"""One token of the option `bodySchema`."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the result: of `BASE`, of `EXTRA`, or a property. `kind` names its type, unless
-    `given` is another one (`body`, `_error`)."""
+    """A column of the result.
+
+    `property_name` is the property that a promoted column contains, else None. `type_name` is the
+    name of the type, or `auto` before types are inferred. `explicit_type` is the type of a column
+    that depends on other options (`body`, `_error`), else None.
+    """
 
     name: str
     property_name: str | None
-    kind: str
-    given: DataType | None = None
+    type_name: str
+    explicit_type: DataType | None = None
 
     @property
-    def type(self) -> DataType:
-        if self.given is not None:
-            return self.given
-        return _NAMED[self.name] if self.property_name is None else PROMOTED[self.kind]
+    def data_type(self) -> DataType:
+        """The column's Spark type. The type `auto` has none: it raises KeyError."""
+        if self.explicit_type is not None:
+            return self.explicit_type
+        if self.property_name is None:
+            return _COLUMN_TYPES[self.name]
+        return PROPERTY_TYPES[self.type_name]
 
 
-ALL_COLUMNS: Final = tuple(Column(name, None, kind.simpleString()) for name, kind in BASE.items())
-ERROR_COLUMN: Final = Column(ERROR, None, "string", StringType())
+BASE_COLUMNS: Final = tuple(
+    Column(name, None, data_type.simpleString()) for name, data_type in BASE_TYPES.items()
+)
+"""The columns of the default schema, in order."""
+ERROR_COLUMN: Final = Column(ERROR_NAME, None, "string", StringType())
+
+
+# ---- the columns that are read
 
 
 def parse_columns(text: str | None) -> tuple[Column, ...]:
-    """The option `columns` -> columns in order; None is the whole schema. ConfigurationError."""
+    """Return the columns that the option `columns` names, in order; the default schema for None.
+
+    Raises ConfigurationError for an item that is not a column, and for a repeated name.
+    """
     if text is None:
-        return ALL_COLUMNS
+        return BASE_COLUMNS
     columns = []
-    # a comma in backquotes is part of a name
-    for part in re.findall(r"(?:`[^`]*`?|[^,`])+|(?<=,)(?=,)", text):
+    for part in _ITEM_TEXT.findall(text):
         item = part.strip()
         if not item:
             raise ConfigurationError(f"the option 'columns' has an empty item: {text!r}.")
-        found = _ITEM.fullmatch(item)
-        name = "" if found is None else found["quoted"] or found["name"]
-        if item == ERROR:
-            columns.append(ERROR_COLUMN)
-            continue
-        if found is None or (found["prop"] is None and (name not in _NAMED or name != item)):
-            fix = "Write a column name, or prop:NAME:TYPE as COLUMN."
-            if found is not None:
-                fix = (
-                    f"{did_you_mean(name, _NAMED)}There are {', '.join(_NAMED)};"
-                    f" a property is prop:{name}."
-                )
-            raise ConfigurationError(f"{item!r} in the option 'columns' is not a column.", fix=fix)
-        kind = (found["type"] or "string").lower()
-        kind = _TYPE_ALIASES.get(kind, kind)
-        if found["prop"] is None:
-            columns.append(Column(name, None, _NAMED[name].simpleString()))
-        elif name == EVERY and found["quoted"] is None:
-            columns.append(Column(EVERY, EVERY, AUTO))
-        elif kind in PROMOTED or kind == AUTO:
-            columns.append(Column(found["alias"] or name, name, kind))
-        else:
+        columns.append(_parse_item(item))
+    return _check_distinct(tuple(columns))
+
+
+def _parse_item(item: str) -> Column:
+    """Return the column of one item of the option `columns`. Raises ConfigurationError."""
+    if item == ERROR_NAME:
+        return ERROR_COLUMN
+    match = _ITEM.fullmatch(item)
+    if match is None:
+        raise ConfigurationError(
+            f"{item!r} in the option 'columns' is not a column.",
+            fix="Write a column name, or prop:NAME:TYPE as COLUMN.",
+        )
+    name = match["quoted"] or match["name"]
+    if match["prop"] is None:
+        if name not in _COLUMN_TYPES or name != item:
             raise ConfigurationError(
-                f"{found['type']!r} in {item!r} is not a type of a property.",
-                fix=f"Use one of {', '.join((*PROMOTED, AUTO))}.",
+                f"{item!r} in the option 'columns' is not a column.",
+                fix=f"{did_you_mean(name, _COLUMN_TYPES)} The columns are"
+                f" {', '.join(_COLUMN_TYPES)}; a property is prop:{name}.".lstrip(),
             )
-    return _distinct(tuple(columns))
+        return Column(name, None, _COLUMN_TYPES[name].simpleString())
+    if name == ALL_PROPERTIES and match["quoted"] is None:
+        return Column(ALL_PROPERTIES, ALL_PROPERTIES, AUTO)
+    type_name = (match["type"] or "string").lower()
+    type_name = _TYPE_ALIASES.get(type_name, type_name)
+    if type_name not in PROPERTY_TYPES and type_name != AUTO:
+        raise ConfigurationError(
+            f"{match['type']!r} in {item!r} is not a type of a property.",
+            fix=f"Use one of {', '.join((*PROPERTY_TYPES, AUTO))}.",
+        )
+    return Column(match["alias"] or name, name, type_name)
 
 
 def declared_columns(options: Options) -> tuple[Column, ...]:
-    """The columns that the options ask for, types `auto` unsettled: `body` as the body format has
-    it, and `_error` at the end if it is read. Raises ConfigurationError."""
-    columns, how = parse_columns(options["columns"]), body_format(options)
-    if how is None or all(column.name != "body" for column in columns):
+    """Return the columns that the options ask for; columns of type `auto` are not inferred yet.
+
+    The column `body` has the type of the body format. If the format needs `_error`, that column is
+    appended unless it is named. Raises ConfigurationError.
+    """
+    columns, body_format = parse_columns(options["columns"]), parse_body_format(options)
+    if body_format is None or all(column.name != "body" for column in columns):
         return columns
-    body = Column("body", None, how.type.simpleString(), how.type)
+    body = Column("body", None, body_format.type.simpleString(), body_format.type)
     changed = [body if column.name == "body" else column for column in columns]
-    return _distinct((*changed, *(() if ERROR_COLUMN in changed else (ERROR_COLUMN,))))
+    if ERROR_COLUMN not in changed:
+        changed.append(ERROR_COLUMN)
+    return _check_distinct(tuple(changed))
 
 
-def _distinct(columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """The columns again. Raises when two have one name (Spark compares names without case)."""
-    seen: set[str] = set()
+def _check_distinct(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """Return the columns unchanged.
+
+    Raises ConfigurationError if two have the same name; Spark compares names without case.
+    """
+    names: set[str] = set()
     for column in columns:
-        if column.name.lower() in seen:
+        if column.name.lower() in names:
             raise ConfigurationError(
-                f"the column {column.name!r} is there twice.",
-                fix="Give one another name: prop:NAME:TYPE as OTHER.",
+                f"the column {column.name!r} occurs twice.",
+                fix="Rename one of them: prop:NAME:TYPE as OTHER.",
             )
-        seen.add(column.name.lower())
+        names.add(column.name.lower())
     return columns
 
 
-def struct_type(columns: Sequence[Column]) -> StructType:
-    """The Spark schema of columns."""
-    return StructType([StructField(column.name, column.type) for column in columns])
+def to_spark_schema(columns: Sequence[Column]) -> StructType:
+    """Return the Spark schema of the columns. None of them may have the type `auto`."""
+    return StructType([StructField(column.name, column.data_type) for column in columns])
 
 
-def columns_of(schema: StructType, declared: Sequence[Column]) -> tuple[Column, ...]:
-    """The columns a reader has to deliver for the schema Spark asks of it.
+def resolve_schema(schema: StructType, declared: Sequence[Column]) -> tuple[Column, ...]:
+    """Return the columns that a reader must deliver for the schema that Spark asks of it.
 
-    That is the source's own one, or a user's `.schema(…)`: a name of `declared` or `BASE` means
-    that column and every other one a property of the same name. Raises ConfigurationError when a
-    type does not fit.
+    The schema is the source's own, or that of a user's `.schema(…)`. `declared` are the columns of
+    the options. A field with the name of one of them, or of a column of the default schema, is that
+    column; every other field is a property of the same name. Raises ConfigurationError if the type
+    of a field does not fit.
     """
-    bodies = [one for one in (*declared, ERROR_COLUMN) if one.given is not None]
-    settled = [one for one in declared if one.kind != AUTO]
-    named = [Column(one.name, one.property_name, "string") for one in declared if one.kind == AUTO]
-    columns = (*ALL_COLUMNS, *settled, *named, *(bodies if len(bodies) > 1 else ()))
+    bodies = [column for column in (*declared, ERROR_COLUMN) if column.explicit_type is not None]
+    typed = [column for column in declared if column.type_name != AUTO]
+    auto_typed = [
+        Column(column.name, column.property_name, "string")
+        for column in declared
+        if column.type_name == AUTO
+    ]
+    columns = (*BASE_COLUMNS, *typed, *auto_typed, *(bodies if len(bodies) > 1 else ()))
     known = {column.name: column for column in columns}
-    kinds = {data_type: kind for kind, data_type in PROMOTED.items()}
-    found = []
+    type_names = {data_type: name for name, data_type in PROPERTY_TYPES.items()}
+    resolved = []
     for field in schema.fields:
         wanted, column = field.dataType, known.get(field.name)
-        if column is not None and column.type == wanted:
-            found.append(column)
+        if column is not None and column.data_type == wanted:
+            resolved.append(column)
         elif column is not None and column.property_name is None:
             raise ConfigurationError(
                 f"the column {field.name!r} of the schema has the type {wanted.simpleString()!r}.",
-                fix=f"It is {column.type.simpleString()!r}.",
+                fix=f"Use the type {column.data_type.simpleString()!r}.",
             )
-        elif wanted in kinds:
+        elif wanted in type_names:
             name = field.name if column is None else column.property_name
-            found.append(Column(field.name, name, kinds[wanted]))
+            resolved.append(Column(field.name, name, type_names[wanted]))
         else:
             raise ConfigurationError(
                 f"the column {field.name!r} of the schema is a property of type"
                 f" {wanted.simpleString()!r}.",
-                fix=f"A property can be {', '.join(PROMOTED)}.",
+                fix=f"Use one of {', '.join(PROPERTY_TYPES)}.",
             )
-    return _distinct(tuple(found))
+    return _check_distinct(tuple(resolved))
 
 
-# ---- types that messages show
+# ---- inferred types
 
-Look = Callable[[Options], Iterable[Mapping[str, str]]]
-"""The properties of the newest messages."""
+PropertySampler = Callable[[Options], Iterable[Mapping[str, str]]]
+"""A function that returns the properties of the newest messages, for the options of a load."""
 
 
-def settled(columns: tuple[Column, ...], options: Options, look: Look) -> tuple[Column, ...]:
-    """The columns with every `auto` replaced by a type, and `prop:*` by the properties that `look`
-    sees."""
-    if all(column.kind != AUTO for column in columns):
+def infer_types(
+    columns: tuple[Column, ...], options: Options, read_newest: PropertySampler
+) -> tuple[Column, ...]:
+    """Return the columns with types in place of `auto`, and with properties in place of `prop:*`.
+
+    `read_newest` is called with `options` if there is such a column. A property whose name is that
+    of another column is left out of `prop:*`, with a warning.
+    """
+    if all(column.type_name != AUTO for column in columns):
         return columns
     values: dict[str, set[str]] = defaultdict(set)
-    for properties in look(options):
+    for properties in read_newest(options):
         for name, value in properties.items():
             values[name].add(value)
-    kinds = {name: kind_of(texts) for name, texts in values.items()}
-    taken = {column.name.lower() for column in columns} | {name.lower() for name in BASE}
+    type_names = {name: infer_type(texts) for name, texts in values.items()}
+    taken = {column.name.lower() for column in columns} | {name.lower() for name in BASE_TYPES}
     result: list[Column] = []
     for column in columns:
-        if column.property_name == EVERY:
-            for name in sorted(kinds.keys() - SET_FOR_ALL):
+        if column.property_name == ALL_PROPERTIES:
+            for name in sorted(type_names.keys() - AUTOMATIC_PROPERTIES):
                 if name.lower() in taken:
-                    logger.warning("prop:* leaves out the property %r: a column has that name",
-                                   name)  # fmt: skip
+                    logger.warning(
+                        "prop:* leaves out the property %r: a column has that name", name
+                    )
                 else:
                     taken.add(name.lower())
-                    result.append(Column(name, name, kinds[name]))
-        elif column.kind == AUTO:
-            result.append(replace(column, kind=kinds.get(column.property_name or "", "string")))
+                    result.append(Column(name, name, type_names[name]))
+        elif column.type_name == AUTO:
+            type_name = type_names.get(column.property_name or "", "string")
+            result.append(replace(column, type_name=type_name))
         else:
             result.append(column)
     return tuple(result)
 
 
-def kind_of(values: Iterable[str]) -> str:
-    """The narrowest type of which all texts are values."""
+def infer_type(values: Iterable[str]) -> str:
+    """Return the name of the narrowest type that fits all values; `string` if no other does."""
     texts = set(values)
     if all(text.lower() in ("true", "false") for text in texts):
         return "boolean"
-    if not all(map(_NUMBER.fullmatch, texts)):
+    if not all(map(_DECIMAL_NUMBER.fullmatch, texts)):
         return "string"
-    for kind, read in NUMBERS:
+    for type_name, parse in NUMBER_PARSERS:
         try:
             for text in texts:
-                read(text, "")
+                parse(text, "")
         except FilterEvaluationError:
             continue
-        return kind
+        return type_name
     return "string"
 
 
@@ -324,26 +377,29 @@ def kind_of(values: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BodyFormat:
-    """How bodies are read: `kind` is TEXT or JSON; `type` the Spark type of `body`."""
+    """How bodies are read: `kind` is TEXT or JSON, `type` is the Spark type of the column."""
 
     kind: str
     type: DataType
 
 
-def body_format(options: Options) -> BodyFormat | None:
-    """What the options ask for; None: bytes as they are. Raises ConfigurationError."""
+def parse_body_format(options: Options) -> BodyFormat | None:
+    """Return the body format that the options ask for; None means that bodies stay bytes.
+
+    Raises ConfigurationError for options that contradict each other, and for a wrong schema.
+    """
     kind, schema = options["bodyFormat"], options["bodySchema"]
     if kind != JSON and schema is not None:
         raise ConfigurationError(
-            f"the option 'bodySchema' is given, and 'bodyFormat' is {kind!r}.",
-            fix="A schema is for bodyFormat=json.",
+            f"the option 'bodySchema' is given, but 'bodyFormat' is {kind!r}.",
+            fix="Set bodyFormat=json, or remove the schema.",
         )
     if kind == BINARY:
         return None
-    if options["badBody"] == RAW:
+    if options["badBody"] == BAD_BODY_RAW:
         raise ConfigurationError(
-            f"the option 'badBody' is 'raw', and 'bodyFormat' is {kind!r}.",
-            fix="Stored bytes fit bodyFormat=binary alone: use badBody=null.",
+            f"the option 'badBody' is 'raw', but 'bodyFormat' is {kind!r}.",
+            fix="Use badBody=null; only bodyFormat=binary can contain stored bytes.",
         )
     if kind == TEXT:
         return BodyFormat(TEXT, StringType())
@@ -356,66 +412,77 @@ def body_format(options: Options) -> BodyFormat | None:
 
 
 def parse_schema(text: str) -> StructType:
-    """A schema as a Spark type. Raises ConfigurationError saying where it is wrong."""
-    schema = _SchemaText(text)
-    fields = schema.fields()
-    if _TOKEN.match(text, schema.position) is not None:
-        raise schema.lacks("a comma")
+    """Return the Spark type of a schema in the format of the option `bodySchema`.
+
+    Raises ConfigurationError saying where the schema is wrong.
+    """
+    parser = _SchemaParser(text)
+    fields = parser.parse_fields()
+    if _TOKEN.match(text, parser.position) is not None:
+        raise parser.missing_error("a comma")
     return fields
 
 
-class _SchemaText:
-    """Reads a schema by recursive descent."""
+class _SchemaParser:
+    """A recursive-descent parser of one schema. `position` is the index of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.position = 0
 
-    def fields(self) -> StructType:
+    def parse_fields(self) -> StructType:
+        """Parse fields with commas between them. Raises ConfigurationError."""
         fields: list[StructField] = []
-        while not fields or self._took(","):
-            name = self._word("a name")
-            self._took(":")
+        while not fields or self._take_sign(","):
+            name = self._take_word("a name")
+            self._take_sign(":")
             if name.lower() in [field.name.lower() for field in fields]:
                 raise ConfigurationError(f"the option 'bodySchema' names {name.lower()!r} twice.")
-            fields.append(StructField(name, self._type()))
+            fields.append(StructField(name, self._parse_type()))
         return StructType(fields)
 
-    def _type(self) -> DataType:
-        word = self._word("a type").lower()
+    def _parse_type(self) -> DataType:
+        """Parse one type. Raises ConfigurationError."""
+        word = self._take_word("a type").lower()
         if word in ("array", "struct"):
-            if not self._took("<"):
-                raise self.lacks("'<'")
-            inner = ArrayType(self._type()) if word == "array" else self.fields()
-            if not self._took(">"):
-                raise self.lacks("'>'")
-            return inner
-        if word not in _BODY_TYPES:
+            if not self._take_sign("<"):
+                raise self.missing_error("'<'")
+            nested = ArrayType(self._parse_type()) if word == "array" else self.parse_fields()
+            if not self._take_sign(">"):
+                raise self.missing_error("'>'")
+            return nested
+        if word not in _BODY_FIELD_TYPES:
             raise ConfigurationError(
                 f"{word!r} in the option 'bodySchema' is not a type.",
-                fix=f"Use {', '.join(_BODY_TYPES)}, array<…>, struct<…>; times and decimals as"
-                " string.",
+                fix=f"Use {', '.join(_BODY_FIELD_TYPES)}, array<…>, struct<…>; times and decimals"
+                " as string.",
             )
-        return _BODY_TYPES[word]
+        return _BODY_FIELD_TYPES[word]
 
-    def _word(self, wanted: str) -> str:
-        found = _TOKEN.match(self.text, self.position)
-        name = None if found is None else found["quoted"] or found["word"]
-        if found is None or name is None:
-            raise self.lacks(wanted)
-        self.position = found.end()
-        return name
+    def _take_word(self, expected: str) -> str:
+        """Return the next token, which must be a word or quoted name.
 
-    def _took(self, sign: str) -> bool:
-        found = _TOKEN.match(self.text, self.position)
-        if found is None or found["sign"] != sign:
+        Otherwise raise ConfigurationError, which says that `expected` is missing.
+        """
+        token = _TOKEN.match(self.text, self.position)
+        word = None if token is None else token["quoted"] or token["word"]
+        if token is None or word is None:
+            raise self.missing_error(expected)
+        self.position = token.end()
+        return word
+
+    def _take_sign(self, sign: str) -> bool:
+        """Skip the next token if it is `sign`. Return whether it was."""
+        token = _TOKEN.match(self.text, self.position)
+        if token is None or token["sign"] != sign:
             return False
-        self.position = found.end()
+        self.position = token.end()
         return True
 
-    def lacks(self, wanted: str) -> ConfigurationError:
+    def missing_error(self, expected: str) -> ConfigurationError:
+        """Return the error that `expected` is missing at the current position."""
         return ConfigurationError(
-            f"the option 'bodySchema' is wrong at character {self.position + 1}: {wanted} is"
+            f"the option 'bodySchema' is wrong at character {self.position + 1}: {expected} is"
             f" missing before {self.text[self.position :][:20]!r}.",
             fix="Write for example: origin string, delay int, legs array<struct<to:string>>.",
         )

@@ -1,38 +1,40 @@
-"""SQL92 selectors as Spark columns: the broker's filter, on any DataFrame of messages.
+"""SQL92 selectors as Spark columns: the broker's filter on any DataFrame of messages.
 
     df.where(column("dep_delay > 60 AND origin = 'JFK'"))       rows that the broker would deliver
-    df.select(verdict("dep_delay > 60"))                        TRUE, FALSE, NULL or ERROR, and why
+    df.select(verdict("dep_delay > 60"))                        TRUE, FALSE, NULL or ERROR
 
-Exactly RocketMQ's semantics (spec/filter.md §6, §7): strings become numbers of the literal's class
-as Java reads them, what cannot be read is an error and no match, nulls are three-valued. The column
-is pure Spark SQL. The rare selector that Spark SQL cannot say exactly (half a character in a
-string, hundreds of conditions, deep nesting) goes through Python, in Arrow batches and with the
-broker's own evaluator; `compiled(…).python` says why, and a line of the log. Why it is no Arrow
-function for all: design/0018.
+The columns have exactly RocketMQ's semantics (spec/filter.md §6, §7). Strings become numbers of the
+literal's class as Java reads them. A string that cannot be read is an error and no match. Nulls
+have three-valued logic. The column is pure Spark SQL. A few selectors cannot be expressed exactly
+in Spark SQL (half a surrogate pair in a string, hundreds of conditions, deep nesting). They are
+evaluated in Python, in Arrow batches, with the broker's own evaluator; `compiled(…).python` and a
+log line give the reason. design/0018 explains why not all selectors are evaluated like that.
 
-Where the properties are: by default in the columns that the source `rocketmq` has, which keeps TAGS
-and KEYS in columns of their own. `columns` is what the source's option of that name said: a
-property that was promoted as a string is taken from its column, and so are numbers of the same
-class as the literal, where only TRUE counts. UNIQ_KEY, WAIT, MSG_REGION, TRACE_ON and CLUSTER are
-in the map only with the source's option `properties=all`. The other direction, Spark's predicates
-as SQL92, is `filters.to_selector`.
+By default, properties are looked up in the columns of the source `rocketmq`, which has TAGS and
+KEYS in columns of their own. The argument `columns` is the value of the source's option of that
+name. A property that was promoted as a string is taken from its column. So is a number of the same
+class as the literal, if only the outcome TRUE matters. UNIQ_KEY, WAIT, MSG_REGION, TRACE_ON and
+CLUSTER are in the map only with the source's option `properties=all`. `filters.to_selector` is the
+opposite direction: Spark's predicates as SQL92.
 
-RocketMQ knows four outcomes of a condition, Spark three: an evaluation can fail, and then the
-message does not match whatever the other conditions say, if only the failing one is reached
-(spec/filter.md §7). So a condition is translated in up to three ways, and whoever joins it takes
-the plainest that is exact:
+A condition of RocketMQ has four outcomes, a boolean of Spark three. The fourth outcome is an error.
+A message with an error does not match, whatever the other conditions say, if the failing condition
+is reached (spec/filter.md §7). So a condition is translated into up to three Spark expressions, and
+an enclosing condition uses the simplest one that is exact:
 
-    plain   a Spark boolean with Spark's own null, for what cannot fail: strings, IN, IS NULL …;
-            AND, OR and NOT on these are Spark's
-    match   a boolean that is never null: is the outcome TRUE? An AND is TRUE when all its parts
-            are, failing or not, so its parts stay apart, where Spark can push them down
-    code    an int: FALSE 0, TRUE 1, null 2, error 3. Joins are look-ups in a table of two bits an
-            entry, inside one number: each operand stands there once, and short circuit needs no
-            CASE. The tables are asked of the scalar engine (as in `filter.plan`)
+    nullable_boolean   a Spark boolean that may be null, for conditions that cannot fail: strings,
+                       IN, IS NULL …; AND, OR and NOT of these are Spark's
+    match              a boolean that is never null: whether the outcome is TRUE. An AND is TRUE if
+                       all its parts are, whether others fail or not; so its parts stay separate
+                       booleans, which Spark can push down
+    verdict_code       an integer: FALSE 0, TRUE 1, null 2, error 3. AND, OR and NOT are look-ups in
+                       a table with two bits for each entry, inside one number. Each operand occurs
+                       once, and short circuit needs no CASE. The scalar engine computes the tables
+                       (as in `filter.plan`)
 
-Texts become numbers as Java reads them: a regular expression keeps what Integer.valueOf,
-Long.valueOf or Double.valueOf accept, the cast is Java's own parser, null is the error. All is
-built as text, since one call to the JVM then makes the column, whatever its size.
+Strings become numbers as in Java. A regular expression selects what Integer.valueOf, Long.valueOf
+or Double.valueOf accepts, and Spark's cast is Java's own parser. Null means an error. All
+expressions are built as text, because then one call to the JVM makes the column, whatever its size.
 """
 
 import logging
@@ -71,28 +73,32 @@ from sluicemq.filter.nodes import (
 from sluicemq.filter.plan import ERROR, FALSE, NULL, TRUE, stub, verdict_of
 from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import compile_sql92, compile_whole
-from sluicemq.spark.references import quoted
+from sluicemq.spark.references import quote_name
 from sluicemq.spark.schema import parse_columns
 
 DEPTH_MAX: Final = 24
-"""Levels of a tree; Spark parses and optimizes nested expressions by recursion."""
+"""Levels of a tree. Spark parses and optimizes nested expressions by recursion."""
 CONDITIONS_MAX: Final = 400
-"""More make one expression that Spark compiles for seconds."""
+"""Conditions of a tree. Spark would compile a larger expression for seconds."""
 VERDICTS: Final = ("FALSE", "TRUE", "NULL", "ERROR")
-"""What `verdict` says, by the number that the engines use."""
+"""The results of `verdict`; the index of each is its verdict code."""
 _CLASSES: Final = {"int": JavaClass.INTEGER, "bigint": JavaClass.LONG, "double": JavaClass.DOUBLE}
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 logger = logging.getLogger(__name__)
 
 
-class Inexpressible(Exception):  # noqa: N818 - no error: Python evaluates it instead
-    """Spark SQL cannot say it exactly, for the reason in the text."""
+class Inexpressible(Exception):  # noqa: N818 - no error: Python evaluates the selector instead
+    """Spark SQL cannot express the selector exactly; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparkSelector:
-    """`match`: a boolean column, never null. `verdict`: one of `VERDICTS`. `python`: why the
-    evaluation goes through Python workers; None, as nearly always: it does not."""
+    """A selector as Spark columns.
+
+    `match` is a boolean column that is never null. `verdict` is a string column with one of
+    `VERDICTS`. `python` is the reason why Python workers evaluate the selector, or None if Spark
+    SQL does.
+    """
 
     text: str
     match: SparkColumn
@@ -103,11 +109,12 @@ class SparkSelector:
 def column(
     selector: str, properties: str = "properties", *, columns: str | None = None
 ) -> SparkColumn:
-    """True for the rows that a broker would deliver, else false; never null.
+    """Return a boolean column that is true for the rows that a broker would deliver.
 
-    `properties` is the map of properties: a column, or any SQL expression. `columns` are the other
-    columns, as the source's option names them (default: its whole schema; "": there is only the
-    map). Raises FilterSyntaxError, and ConfigurationError when a property is in no column.
+    It is false for all others, and never null. `properties` is the map of properties: a column
+    name, or any SQL expression. `columns` is the value of the source's option `columns`: None means
+    its default schema, and "" means that there is only the map. Raises FilterSyntaxError, and
+    ConfigurationError if no column contains a property.
     """
     return compiled(selector, properties, columns=columns).match
 
@@ -115,435 +122,537 @@ def column(
 def verdict(
     selector: str, properties: str = "properties", *, columns: str | None = None
 ) -> SparkColumn:
-    """TRUE, FALSE, NULL or ERROR as a string; arguments and errors as for `column`."""
+    """Return a string column with TRUE, FALSE, NULL or ERROR for each row.
+
+    Arguments and errors are the same as for `column`.
+    """
     return compiled(selector, properties, columns=columns).verdict
 
 
 def compiled(
     selector: str | Selector, properties: str = "properties", *, columns: str | None = None
 ) -> SparkSelector:
-    """Both columns, and whether they need Python; arguments and errors as for `column`. An
-    expression that a consumer has subscribed with comes as a `Selector`: RocketMQ ignores what may
-    stand behind it."""
-    fields = Fields.of(properties, columns)
+    """Return the columns of `column` and `verdict`, and whether they need Python.
+
+    Arguments and errors are the same as for `column`. An expression with which a consumer has
+    subscribed is passed as a `Selector`, because RocketMQ ignores some text that may follow it.
+    """
+    fields = PropertyExpressions.from_columns_option(properties, columns)
     parsed = compile_whole(selector) if isinstance(selector, str) else selector
     names = functions.array(*map(functions.lit, VERDICTS))
     try:
-        condition = translated(parsed.tree, fields)
+        condition = translate(parsed.tree, fields)
     except Inexpressible as reason:
         logger.warning("the selector %r is evaluated by Python: %s", parsed.text, reason)
-        code = _by_python(parsed, fields)
+        code = _evaluate_in_python(parsed, fields)
         return SparkSelector(parsed.text, code == TRUE, functions.get(names, code), str(reason))
-    code = functions.expr(condition.code)
+    code = functions.expr(condition.verdict_code)
     return SparkSelector(parsed.text, functions.expr(condition.match), functions.get(names, code))
 
 
 def selector_sql(
     selector: str, properties: str = "properties", *, columns: str | None = None
 ) -> str:
-    """The text of `column` for a query: `select … where <text>`. Raises FilterSyntaxError, and
-    ConfigurationError also when Spark SQL cannot say it exactly."""
+    """Return the SQL expression of `column`, for a query: `select … where <text>`.
+
+    The arguments are the same as for `column`. Raises FilterSyntaxError, and ConfigurationError if
+    no column contains a property or if Spark SQL cannot express the selector exactly.
+    """
+    fields = PropertyExpressions.from_columns_option(properties, columns)
     try:
-        return translated(compile_whole(selector).tree, Fields.of(properties, columns)).match
+        return translate(compile_whole(selector).tree, fields).match
     except Inexpressible as reason:
         raise ConfigurationError(
-            f"Spark SQL cannot say {selector[:80]!r}: {reason}.", fix="Use column() instead."
+            f"Spark SQL cannot express {selector[:80]!r}: {reason}.", fix="Use column() instead."
         ) from None
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
-    """Where properties are found: `texts` are string columns by property name, all others are in
-    the map `properties` (an SQL expression; None: there is no map); `typed` are columns of a number
-    by name and class, null where the text is no such number."""
+class PropertyExpressions:
+    """The Spark SQL expressions for the properties of a message.
 
-    properties: str | None = "properties"
-    texts: Mapping[str, str] = field(default_factory=dict)
-    typed: Mapping[tuple[str, JavaClass], str] = field(default_factory=dict)
+    `text_columns` are string columns, by property name. All other properties are elements of
+    `map_expression`, an SQL expression for the map; None means that the map is not read.
+    `number_columns` are promoted number columns by property name and Java class; they are null if
+    the property is not such a number.
+    """
+
+    map_expression: str | None = "properties"
+    text_columns: Mapping[str, str] = field(default_factory=dict)
+    number_columns: Mapping[tuple[str, JavaClass], str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, properties: str, columns: str | None) -> "Fields":
-        """By the text of the source's option `columns`."""
-        texts, typed = {}, {}
+    def from_columns_option(cls, properties: str, columns: str | None) -> "PropertyExpressions":
+        """Return the expressions for the arguments `properties` and `columns` of `column`."""
+        text_columns, number_columns = {}, {}
         has_map = columns == "" or properties != "properties"
         for one in parse_columns(columns) if columns != "" else ():
-            name = one.name if _IDENTIFIER.fullmatch(one.name) else quoted(one.name)
-            own = one.property_name
-            if own is None and one.name in ("tags", "keys"):
-                texts[one.name.upper()] = name
-            has_map |= own is None and one.name == "properties"
-            if own is not None and one.kind == "string":
-                texts[own] = name
-            elif own is not None and one.kind in _CLASSES:
-                typed[own, _CLASSES[one.kind]] = name
-        return cls(properties if has_map else None, texts, typed)
+            name = one.name if _IDENTIFIER.fullmatch(one.name) else quote_name(one.name)
+            property_name = one.property_name
+            if property_name is None and one.name in ("tags", "keys"):
+                text_columns[one.name.upper()] = name
+            has_map |= property_name is None and one.name == "properties"
+            if property_name is not None and one.type_name == "string":
+                text_columns[property_name] = name
+            elif property_name is not None and one.type_name in _CLASSES:
+                number_columns[property_name, _CLASSES[one.type_name]] = name
+        return cls(properties if has_map else None, text_columns, number_columns)
 
-    def text(self, name: str) -> str:
-        """The property as a Spark string, null when absent. Raises ConfigurationError."""
-        if name in self.texts:
-            return self.texts[name]
-        if self.properties is None:
+    def text_expression(self, name: str) -> str:
+        """Return the expression for a property as a string, which is null if it is absent.
+
+        Raises ConfigurationError if no column contains the property.
+        """
+        if name in self.text_columns:
+            return self.text_columns[name]
+        if self.map_expression is None:
             raise ConfigurationError(
-                f"the selector reads the property {name!r}, and no column has its text.",
+                f"the selector uses the property {name!r}, and no column contains its text.",
                 fix=f"Read properties, or prop:{name}, as well.",
             )
-        return f"{self.properties}[{string_literal(name)}]"
+        return f"{self.map_expression}[{string_literal(name)}]"
 
 
-def _by_python(selector: Selector, fields: Fields) -> SparkColumn:
-    """The codes by the scalar engine. Compiled where it runs; equal rows of a batch once."""
-    import pyarrow as pa  # noqa: PLC0415 - heavy, and rarely asked for
+def _evaluate_in_python(selector: Selector, fields: PropertyExpressions) -> SparkColumn:
+    """Return a column of verdict codes that Python workers compute with the scalar engine.
+
+    The selector is compiled in the worker. Equal rows of a batch are evaluated once.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - heavy, and rarely needed
 
     text, names = selector.text, sorted(selector.property_names)
 
-    def codes(*columns: pa.Array) -> pa.Array:
+    def evaluate_batch(*columns: pa.Array) -> pa.Array:
         evaluate = compile_sql92(text).evaluate
-        known: dict[tuple[str | None, ...], int] = {}
-        found = []
+        code_by_row: dict[tuple[str | None, ...], int] = {}
+        codes = []
         for row in zip(*(one.to_pylist() for one in columns), strict=True):
-            if row not in known:
+            if row not in code_by_row:
                 pairs = zip(names, row, strict=True)
                 present = {name: value for name, value in pairs if value is not None}
-                known[row] = verdict_of(evaluate, present)
-            found.append(known[row])
-        return pa.array(found, pa.int32())
+                code_by_row[row] = verdict_of(evaluate, present)
+            codes.append(code_by_row[row])
+        return pa.array(codes, pa.int32())
 
-    texts = [functions.expr(fields.text(name)) for name in names]
-    return functions.arrow_udf(codes, "int")(*texts)
+    texts = [functions.expr(fields.text_expression(name)) for name in names]
+    return functions.arrow_udf(evaluate_batch, "int")(*texts)
 
 
-# ---- the text
+# ---- translation
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """The same condition in three ways; see the module's text."""
+    """A condition as Spark SQL text in up to three forms, which the module's docstring explains."""
 
-    code: str
+    verdict_code: str
     match: str
-    plain: str | None = None
+    nullable_boolean: str | None = None
 
 
-def translated(tree: Node, fields: Fields) -> Condition:
-    """Raises Inexpressible, and ConfigurationError for a property that is nowhere."""
-    depth = levels(tree)
+def translate(tree: Node, fields: PropertyExpressions) -> Condition:
+    """Return the condition for the tree of a selector.
+
+    Raises Inexpressible, and ConfigurationError if no column contains a property.
+    """
+    nodes_by_level = levels(tree)
     if not property_names(tree):
-        return _constant(verdict_of(compile_value(tree), {}))
-    if len(depth) > DEPTH_MAX:
-        raise Inexpressible(f"it is nested {len(depth)} levels deep (limit {DEPTH_MAX})")
-    nodes = [node for level in depth for node in level]
+        return _constant_condition(verdict_of(compile_value(tree), {}))
+    if len(nodes_by_level) > DEPTH_MAX:
+        raise Inexpressible(f"it is nested {len(nodes_by_level)} levels deep (limit {DEPTH_MAX})")
+    nodes = [node for level in nodes_by_level for node in level]
     if sum(not isinstance(node, Property | Literal) for node in nodes) > CONDITIONS_MAX:
         raise Inexpressible(f"it has more than {CONDITIONS_MAX} conditions")
-    return _Translator(fields).condition(tree)
+    return _Translator(fields).translate(tree)
 
 
 def string_literal(text: str) -> str:
-    """A Spark string, the same under every setting of its parser (quotes, escapes, `${…}`). Raises
-    Inexpressible."""
+    """Return a Spark string literal that does not depend on settings of Spark's parser.
+
+    These settings change the meaning of quotes, escapes and `${…}`. Raises Inexpressible for a
+    string with half a surrogate pair.
+    """
     if text.isprintable() and not set(text) & set("'\\$"):
         return f"'{text}'"
     try:
         return f"CAST(X'{text.encode().hex()}' AS STRING)"
     except UnicodeEncodeError:
-        what = "a string in it has half a character (UTF-16), which Spark has not"
-        raise Inexpressible(what) from None
+        reason = "a string in it contains half a surrogate pair, which a Spark string cannot"
+        raise Inexpressible(reason) from None
 
 
 def number_literal(value: float, java: JavaClass) -> str:
-    """A Spark number of the Java class."""
+    """Return a Spark literal for a number of the Java class."""
     suffix = {JavaClass.INTEGER: "", JavaClass.LONG: "L", JavaClass.DOUBLE: "D"}[java]
     text = f"{value!r}{suffix}"
     return f"({text})" if value < 0 else text
 
 
-# ---- texts to numbers (filter/evaluate.py has the same rules)
+# ---- strings as numbers (filter/evaluate.py has the same rules)
 
-_DIGITS: Final = "".join(
-    character
-    for character in map(chr, range(0x80, 0x10000))
-    if character.isdecimal()  # what Java's Character.digit takes in one UTF-16 unit
+_UNICODE_DIGITS: Final = "".join(
+    character for character in map(chr, range(0x80, 0x10000)) if character.isdecimal()
 )
-_ASCII_TWINS: Final = "".join(str(int(digit)) for digit in _DIGITS)
-_WHOLE: Final = string_literal("(?s)^[+-]?[0-9]+(?!.)")  # `$` would allow a line end behind it
-_FLOAT: Final = string_literal(
+"""Digits other than 0-9 that Java's Character.digit accepts in one UTF-16 unit."""
+_ASCII_DIGITS: Final = "".join(str(int(digit)) for digit in _UNICODE_DIGITS)
+"""The ASCII digit for each of `_UNICODE_DIGITS`."""
+_INTEGER: Final = string_literal("(?s)^[+-]?[0-9]+(?!.)")  # `$` would allow a newline at the end
+_DOUBLE: Final = string_literal(
     "(?s)^[\x00-\x20]*([+-]?(?:NaN|Infinity|(?:"
     "0[xX](?:[0-9a-fA-F]+[.]?|[0-9a-fA-F]*[.][0-9a-fA-F]+)[pP][+-]?[0-9]+"
     "|(?:[0-9]+[.]?[0-9]*|[.][0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?))[\x00-\x20]*(?!.)"
 )
 
 
-def as_number(text: str, java: JavaClass) -> str:
-    """The number that Java reads, null where it throws (and where the text is null)."""
+def number_expression(text: str, java: JavaClass) -> str:
+    """Return the expression that reads the string expression `text` as a number, as Java does.
+
+    It is null if Java would throw an exception, and if the string is null.
+    """
     if java is JavaClass.DOUBLE:
-        return f"try_cast(regexp_extract({text}, {_FLOAT}, 1) AS DOUBLE)"
+        return f"try_cast(regexp_extract({text}, {_DOUBLE}, 1) AS DOUBLE)"
     kind = "INT" if java is JavaClass.INTEGER else "BIGINT"
-    plain, other = (
-        f"try_cast(regexp_extract({one}, {_WHOLE}, 0) AS {kind})"
-        for one in (text, f"translate({text}, '{_DIGITS}', '{_ASCII_TWINS}')")
+    with_ascii_digits = f"translate({text}, '{_UNICODE_DIGITS}', '{_ASCII_DIGITS}')"
+    plain, translated = (
+        f"try_cast(regexp_extract({one}, {_INTEGER}, 0) AS {kind})"
+        for one in (text, with_ascii_digits)
     )
-    return f"coalesce({plain}, {other})"
+    return f"coalesce({plain}, {translated})"
 
 
-def _in_order(one: str, symbol: str, other: str) -> str:
-    """Double.compareTo: as Spark orders them, but -0.0, which Spark takes for 0.0, is below it."""
-    if symbol in ("<", "<="):
-        return _in_order(other, {"<": ">", "<=": ">="}[symbol], one)
-    first, second = (f"CAST({number} AS STRING) = '-0.0'" for number in (one, other))
-    tie = f"{second} AND NOT {first}" if symbol == ">" else f"NOT ({first} AND NOT {second})"
-    return f"({one} > {other} OR ({one} = {other} AND {tie}))"
+def _compare_doubles(left: str, operator: str, right: str) -> str:
+    """Return the expression that compares two doubles in the order of Java's Double.compareTo.
+
+    It differs from Spark's order in one case: -0.0 is less than 0.0.
+    """
+    if operator in ("<", "<="):
+        return _compare_doubles(right, {"<": ">", "<=": ">="}[operator], left)
+    left_is_negative_zero, right_is_negative_zero = (
+        f"CAST({number} AS STRING) = '-0.0'" for number in (left, right)
+    )
+    if operator == ">":
+        tie = f"{right_is_negative_zero} AND NOT {left_is_negative_zero}"
+    else:
+        tie = f"NOT ({left_is_negative_zero} AND NOT {right_is_negative_zero})"
+    return f"({left} > {right} OR ({left} = {right} AND {tie}))"
 
 
 # ---- conditions
 
-_MIRRORED: Final = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "="}
+_SWAPPED_OPERATORS: Final = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "="}
 
 
 class _Translator:
-    """Translates the nodes of one tree."""
+    """Translates the nodes of one tree. Its methods raise Inexpressible and ConfigurationError."""
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: PropertyExpressions) -> None:
         self._fields = fields
 
-    def condition(self, node: Node) -> Condition:
-        """Raises ConfigurationError for a property that is nowhere."""
+    def translate(self, node: Node) -> Condition:
+        """Return the condition for a node. A node without properties is a constant."""
         if not property_names(node):
-            return _constant(verdict_of(compile_value(node), {}))
+            return _constant_condition(verdict_of(compile_value(node), {}))
         match node:
             case And(parts=parts):
-                return _joined("AND", list(map(self.condition, parts)))
+                return _join("AND", list(map(self.translate, parts)))
             case Or(parts=parts):
-                return _joined("OR", list(map(self.condition, parts)))
+                return _join("OR", list(map(self.translate, parts)))
             case Not(operand=operand):
-                return _negated(self.condition(operand))
+                return _negate(self.translate(operand))
             case Equal():
-                return self._equal(node)
+                return self._translate_equal(node)
             case Order():
-                return self._order(node)
+                return self._translate_order(node)
             case Between():
-                return self._between(node)
+                return self._translate_between(node)
             case _:
-                return self._on_text(node)
+                return self._translate_string_condition(node)
 
-    def _on_text(self, node: Node) -> Condition:
+    def _translate_string_condition(self, node: Node) -> Condition:
+        """Return the condition for IN, CONTAINS and its relatives, IS NULL, or a lone property."""
         match node:
             case In(operand=operand, values=values, negated=negated):
                 listed = ", ".join(map(string_literal, values))
-                symbol = "NOT IN" if negated else "IN"
-                text = self._text(operand)
-                return _plain(f"{text} {symbol} ({listed})", text)
+                operator = "NOT IN" if negated else "IN"
+                text = self._string(operand)
+                return _nullable_condition(f"{text} {operator} ({listed})", text)
             case Match(operator=operator, operand=Property() as operand, search=search):
                 if not search:
-                    return _constant(FALSE)
-                call = f"{operator.lower()}({self._text(operand)}, {string_literal(search)})"
-                return _certain(f"coalesce({'NOT ' if node.negated else ''}{call}, FALSE)")
+                    return _constant_condition(FALSE)
+                call = f"{operator.lower()}({self._string(operand)}, {string_literal(search)})"
+                return _non_null_condition(
+                    f"coalesce({'NOT ' if node.negated else ''}{call}, FALSE)"
+                )
             case IsNull(operand=Property() as operand, negated=negated):
-                return _certain(f"{self._text(operand)} IS {'NOT ' if negated else ''}NULL")
+                operator = "IS NOT NULL" if negated else "IS NULL"
+                return _non_null_condition(f"{self._string(operand)} {operator}")
             case Truth(operand=Property() as operand):
-                return _plain(f"CASE WHEN {self._text(operand)} IS NOT NULL THEN FALSE END")
+                return _nullable_condition(
+                    f"CASE WHEN {self._string(operand)} IS NOT NULL THEN FALSE END"
+                )
             case _:
-                return self._by_table(node)
+                return self._translate_by_table(node)
 
-    def _text(self, node: Node) -> str:
-        """A property or a string literal."""
+    def _string(self, node: Node) -> str:
+        """Return the expression for a property or a string literal."""
         if isinstance(node, Property):
-            return self._fields.text(node.name)
+            return self._fields.text_expression(node.name)
         assert isinstance(node, Literal)
         assert isinstance(node.value, str)
         return string_literal(node.value)
 
-    def _equal(self, node: Equal) -> Condition:
+    def _translate_equal(self, node: Equal) -> Condition:
+        """Return the condition for = or <>."""
         classes = {java_class(node.left), java_class(node.right)}
         if classes == {JavaClass.STRING}:
-            one, other = self._text(node.left), self._text(node.right)
-            # Null on the left is null, unless it is on the right as well; on the right it is FALSE.
+            left, right = self._string(node.left), self._string(node.right)
+            # RocketMQ's outcome is TRUE if both sides are null, null if only the left one is, and
+            # FALSE if only the right one is.
             if isinstance(node.right, Literal):
-                found = _plain(f"{one} = {other}", one)
+                condition = _nullable_condition(f"{left} = {right}", left)
             elif isinstance(node.left, Literal):
-                found = _certain(f"coalesce({one} = {other}, FALSE)")
+                condition = _non_null_condition(f"coalesce({left} = {right}, FALSE)")
             else:
-                found = _plain(
-                    f"CASE WHEN {one} IS NOT NULL THEN coalesce({one} = {other}, FALSE)"
-                    f" WHEN {other} IS NULL THEN TRUE END"
+                condition = _nullable_condition(
+                    f"CASE WHEN {left} IS NOT NULL THEN coalesce({left} = {right}, FALSE)"
+                    f" WHEN {right} IS NULL THEN TRUE END"
                 )
         elif classes & {JavaClass.BOOLEAN, JavaClass.NULL}:
-            return self._by_table(node)
+            return self._translate_by_table(node)
         elif isinstance(node.left, Property):
-            return self._number_test(node.left, "<>" if node.negated else "=", node.right)
+            return self._compare_number(node.left, "<>" if node.negated else "=", node.right)
         else:
             assert isinstance(node.right, Property)
-            found = self._number_test(node.right, "=", node.left, absent=FALSE)
-        return _negated(found) if node.negated else found
+            condition = self._compare_number(node.right, "=", node.left, absent=FALSE)
+        return _negate(condition) if node.negated else condition
 
-    def _order(self, node: Order) -> Condition:
+    def _translate_order(self, node: Order) -> Condition:
+        """Return the condition for <, <=, > or >=."""
         left, right = node.left, node.right
         if isinstance(left, Property) and constant_of(right) is not None:
-            return self._number_test(left, node.operator, right)
+            return self._compare_number(left, node.operator, right)
         if isinstance(right, Property) and constant_of(left) is not None:
-            return self._number_test(right, _MIRRORED[node.operator], left)
+            return self._compare_number(right, _SWAPPED_OPERATORS[node.operator], left)
         if java_class(left) is java_class(right) is JavaClass.STRING:
-            one, other = self._text(left), self._text(right)
-            numbers = [as_number(text, JavaClass.DOUBLE) for text in (one, other)]
-            test = _in_order(numbers[0], node.operator, numbers[1])
-            return _fallible(test, f"{one} IS NULL OR {other} IS NULL", NULL)
-        return self._by_table(node)
+            texts = [self._string(left), self._string(right)]
+            numbers = [number_expression(text, JavaClass.DOUBLE) for text in texts]
+            test = _compare_doubles(numbers[0], node.operator, numbers[1])
+            return _fallible_condition(test, f"{texts[0]} IS NULL OR {texts[1]} IS NULL", NULL)
+        return self._translate_by_table(node)
 
-    def _between(self, node: Between) -> Condition:
+    def _translate_between(self, node: Between) -> Condition:
+        """Return the condition for [NOT] BETWEEN.
+
+        Unless a property is compared with two constants of one class, the condition is translated
+        as two comparisons.
+        """
         wanted = java_class(node.low)
         low, high = constant_of(node.low), constant_of(node.high)
-        same = wanted is java_class(node.high) and isinstance(node.value, Property)
-        if not same or low is None or high is None:
+        is_simple = wanted is java_class(node.high) and isinstance(node.value, Property)
+        if not is_simple or low is None or high is None:
             if node.negated:
                 parts = Order("<", node.value, node.low), Order(">", node.value, node.high)
-                return self.condition(Or(parts))
+                return self.translate(Or(parts))
             parts = Order(">=", node.value, node.low), Order("<=", node.value, node.high)
-            return self.condition(And(parts))
-        symbol = "NOT BETWEEN" if node.negated else "BETWEEN"
+            return self.translate(And(parts))
+        operator = "NOT BETWEEN" if node.negated else "BETWEEN"
         bounds = f"{number_literal(low, wanted)} AND {number_literal(high, wanted)}"
         assert isinstance(node.value, Property)
-        return self._number_tested(node.value.name, wanted, f"{symbol} {bounds}", NULL)
+        return self._test_number(node.value.name, wanted, f"{operator} {bounds}", NULL)
 
-    def _number_test(
-        self, subject: Property, symbol: str, bound: Node, absent: int = NULL
+    def _compare_number(
+        self, subject: Property, operator: str, bound: Node, absent: int = NULL
     ) -> Condition:
+        """Return the condition that compares a property with a constant number.
+
+        `absent` is the verdict code if the message does not have the property.
+        """
         constant, wanted = constant_of(bound), java_class(bound)
         assert constant is not None
-        test = f"{symbol} {number_literal(constant, wanted)}"
-        return self._number_tested(subject.name, wanted, test, absent)
+        test = f"{operator} {number_literal(constant, wanted)}"
+        return self._test_number(subject.name, wanted, test, absent)
 
-    def _number_tested(self, name: str, wanted: JavaClass, test: str, absent: int) -> Condition:
-        """A test of a property as a number of a class. A typed column cannot tell an error from an
-        absent property, so it serves for the match alone."""
-        column = self._fields.typed.get((name, wanted))
-        match = None if column is None else f"({column} IS NOT NULL AND {column} {test})"
+    def _test_number(self, name: str, wanted: JavaClass, test: str, absent: int) -> Condition:
+        """Return the condition that applies `test` to a property as a number of a Java class.
+
+        `test` is an operator with its right operand. A promoted number column cannot distinguish an
+        error from an absent property, so it is used for `match` only.
+        """
+        number_column = self._fields.number_columns.get((name, wanted))
+        match = None
+        if number_column is not None:
+            match = f"({number_column} IS NOT NULL AND {number_column} {test})"
         try:
-            text = self._fields.text(name)
+            text = self._fields.text_expression(name)
         except ConfigurationError:
             if match is None:
                 raise
-            return Condition(f"raise_error('the text of {name} is no column')", match)
-        found = _fallible(f"{as_number(text, wanted)} {test}", f"{text} IS NULL", absent)
-        return found if match is None else Condition(found.code, match)
+            return Condition(f"raise_error('the text of {name} is in no column')", match)
+        number = number_expression(text, wanted)
+        condition = _fallible_condition(f"{number} {test}", f"{text} IS NULL", absent)
+        return condition if match is None else Condition(condition.verdict_code, match)
 
-    def _by_table(self, node: Node) -> Condition:
-        """Conditions, and properties beside conditions: few values each, so all are tried."""
-        forms: list[_Form] = []
+    def _translate_by_table(self, node: Node) -> Condition:
+        """Return the condition for a node whose operands are conditions, or properties beside them.
+
+        Each operand has few possible values. The scalar engine evaluates all combinations.
+        """
+        operands: list[_TableOperand] = []
         match node:
             case Equal(left=left, right=right, negated=negated):
-                node = Equal(self._stub(left, forms), self._stub(right, forms), negated)
+                node = Equal(self._to_stub(left, operands), self._to_stub(right, operands), negated)
             case Order(operator=operator, left=left, right=right):
-                node = Order(operator, self._stub(left, forms), self._stub(right, forms))
+                node = Order(
+                    operator, self._to_stub(left, operands), self._to_stub(right, operands)
+                )
             case Match(operand=operand) | IsNull(operand=operand) | Truth(operand=operand):
-                node = replace(node, operand=self._stub(operand, forms))
+                node = replace(node, operand=self._to_stub(operand, operands))
             case _:
-                raise Inexpressible(f"{type(node).__name__} stands in an unusual place")
-        return _looked_up(node, forms)
+                raise Inexpressible(f"{type(node).__name__} occurs in an unusual place")
+        return _lookup_condition(node, operands)
 
-    def _stub(self, node: Node, forms: list["_Form"]) -> Node:
+    def _to_stub(self, node: Node, operands: list["_TableOperand"]) -> Node:
+        """Return a stub property in place of an operand, and append the operand to `operands`.
+
+        An operand without properties is returned unchanged.
+        """
         if not property_names(node):
             return node
         if isinstance(node, Negate):
-            return Negate(self._stub(node.operand, forms))
-        name = f"stub{len(forms)}"
+            return Negate(self._to_stub(node.operand, operands))
+        name = f"stub{len(operands)}"
         if isinstance(node, Property):
-            text = self._text(node)
+            text = self._string(node)
             code = f"CASE WHEN {text} IS NULL THEN 2 WHEN lower({text}) = 'true' THEN 1 ELSE 0 END"
-            forms.append(_Form(code, {FALSE: "x", TRUE: "true"}))
+            operands.append(_TableOperand(code, {FALSE: "x", TRUE: "true"}))
             return Property(name)
-        forms.append(_Form(self.condition(node).code, {FALSE: "0", TRUE: "1", ERROR: "x"}))
-        return stub(len(forms) - 1)
+        operands.append(_TableOperand(self.translate(node).verdict_code, _STUB_VALUES))
+        return stub(len(operands) - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """An operand as a code, and the value that its stub has for each code (none for null)."""
+class _TableOperand:
+    """An operand of a look-up in a table.
+
+    `code` is the SQL expression of the operand's code. `stub_values` is the value that the stub
+    property has for each code; for a code without a value, the property is absent.
+    """
 
     code: str
-    values: Mapping[int, str]
+    stub_values: Mapping[int, str]
 
 
-# ---- joins
+_STUB_VALUES: Final = {FALSE: "0", TRUE: "1", ERROR: "x"}
+"""The stub values for the verdict codes of a condition."""
 
 
-def _constant(verdict: int) -> Condition:
-    plain = {FALSE: "FALSE", TRUE: "TRUE", NULL: "CAST(NULL AS BOOLEAN)", ERROR: None}[verdict]
-    return Condition(str(verdict), "TRUE" if verdict == TRUE else "FALSE", plain)
+# ---- building conditions
 
 
-def _plain(text: str, subject: str | None = None) -> Condition:
-    """A boolean that cannot fail. `subject`: it is null exactly where this text is; a column says
-    so in a form that Spark hands to sources and files."""
-    match = f"coalesce({text}, FALSE)"
+def _constant_condition(code: int) -> Condition:
+    """Return the condition with a constant verdict code."""
+    boolean = {FALSE: "FALSE", TRUE: "TRUE", NULL: "CAST(NULL AS BOOLEAN)", ERROR: None}[code]
+    return Condition(str(code), "TRUE" if code == TRUE else "FALSE", boolean)
+
+
+def _nullable_condition(boolean: str, subject: str | None = None) -> Condition:
+    """Return the condition for a boolean expression that may be null and cannot fail.
+
+    `subject` is an expression that is null exactly where the boolean is. If it is a column, `match`
+    is expressed by it in a form that Spark pushes down to sources and files.
+    """
+    match = f"coalesce({boolean}, FALSE)"
     if subject is not None and "[" not in subject:
-        match = f"({subject} IS NOT NULL AND {text})"
-    return Condition(f"coalesce(CAST(({text}) AS INT), 2)", match, f"({text})")
+        match = f"({subject} IS NOT NULL AND {boolean})"
+    return Condition(f"coalesce(CAST(({boolean}) AS INT), 2)", match, f"({boolean})")
 
 
-def _certain(text: str) -> Condition:
-    """A boolean that is never null."""
-    return Condition(f"CAST(({text}) AS INT)", f"({text})", f"({text})")
+def _non_null_condition(boolean: str) -> Condition:
+    """Return the condition for a boolean expression that is never null and cannot fail."""
+    return Condition(f"CAST(({boolean}) AS INT)", f"({boolean})", f"({boolean})")
 
 
-def _fallible(test: str, is_absent: str, absent: int) -> Condition:
-    """A boolean that is null where a property is absent, and where it is no number."""
+def _fallible_condition(test: str, is_absent: str, absent: int) -> Condition:
+    """Return the condition for a test on numbers, which fails for a string that is not a number.
+
+    `test` is null both for such a string and if the property is absent; the boolean expression
+    `is_absent` distinguishes them. `absent` is the verdict code if it is absent.
+    """
     code = f"coalesce(CAST(({test}) AS INT), CASE WHEN {is_absent} THEN {absent} ELSE {ERROR} END)"
     return Condition(code, f"coalesce({test}, FALSE)")
 
 
-def _negated(inner: Condition) -> Condition:
-    if inner.plain is not None:
-        return _plain(f"NOT {inner.plain}")
-    return _looked_up(Not(stub(0)), [_Form(inner.code, _STUB_VALUES)])
+def _negate(inner: Condition) -> Condition:
+    """Return NOT of a condition."""
+    if inner.nullable_boolean is not None:
+        return _nullable_condition(f"NOT {inner.nullable_boolean}")
+    return _lookup_condition(Not(stub(0)), [_TableOperand(inner.verdict_code, _STUB_VALUES)])
 
 
-_STUB_VALUES: Final = {FALSE: "0", TRUE: "1", ERROR: "x"}
-
-
-def _joined(word: str, parts: Sequence[Condition]) -> Condition:
-    """AND, or OR. An OR is TRUE when one part is and none before it failed: only the last may
-    fail, for it to be the OR of the matches."""
-    plain: str | None = None
-    if all(part.plain is not None for part in parts):
-        plain = f"({f' {word} '.join(str(part.plain) for part in parts)})"
-        code = _plain(plain).code
+def _join(word: str, parts: Sequence[Condition]) -> Condition:
+    """Return AND or OR of conditions; `word` is "AND" or "OR"."""
+    boolean: str | None = None
+    if all(part.nullable_boolean is not None for part in parts):
+        boolean = f"({f' {word} '.join(str(part.nullable_boolean) for part in parts)})"
+        code = _nullable_condition(boolean).verdict_code
     else:
         node: Node = And((stub(0), stub(1))) if word == "AND" else Or((stub(0), stub(1)))
-        code = _folded(parts, node)
+        code = _fold_codes(parts, node)
     match = f"({code} = {TRUE})"
-    if word == "AND" or all(part.plain is not None for part in parts[:-1]):
+    # An OR is TRUE if a part is TRUE and no part before it fails. So it is the OR of the parts'
+    # matches only if no part but the last can fail.
+    if word == "AND" or all(part.nullable_boolean is not None for part in parts[:-1]):
         match = f"({f' {word} '.join(part.match for part in parts)})"
-    return Condition(code, match, plain)
+    return Condition(code, match, boolean)
 
 
-def _folded(parts: Sequence[Condition], join: Node) -> str:
-    """Halves of halves: joins may be grouped in any way, and a chain is no deep nesting then."""
+def _fold_codes(parts: Sequence[Condition], join: Node) -> str:
+    """Return the verdict code of many parts that a binary `join` combines.
+
+    The parts are joined in halves, so that a long chain does not become a deep expression. AND and
+    OR are associative, so the grouping does not change the result.
+    """
     if len(parts) == 1:
-        return parts[0].code
+        return parts[0].verdict_code
     middle = len(parts) // 2
-    halves = (_folded(parts[:middle], join), _folded(parts[middle:], join))
-    return _looked_up(join, [_Form(half, _STUB_VALUES) for half in halves]).code
+    halves = (_fold_codes(parts[:middle], join), _fold_codes(parts[middle:], join))
+    operands = [_TableOperand(half, _STUB_VALUES) for half in halves]
+    return _lookup_condition(join, operands).verdict_code
 
 
-def _looked_up(node: Node, forms: Sequence[_Form]) -> Condition:
-    """The scalar engine's verdict on every combination of operands, as one number."""
-    verdicts = _verdicts(node, tuple(tuple(form.values.items()) for form in forms))
-    if len(set(verdicts)) == 1:
-        return _constant(verdicts[0])
-    table = sum(one << 2 * at for at, one in enumerate(verdicts))
-    index = " + ".join(f"{2 * 4**at} * {form.code}" for at, form in enumerate(forms))
-    code = f"CAST((shiftright({table}L, {index}) & 3L) AS INT)"
-    return Condition(code, f"({code} = {TRUE})")
+def _lookup_condition(node: Node, operands: Sequence[_TableOperand]) -> Condition:
+    """Return the condition that looks the verdict of `node` up in a table.
+
+    The table is a number with two bits for each combination of the operands' codes.
+    """
+    values = tuple(tuple(operand.stub_values.items()) for operand in operands)
+    codes = _evaluate_combinations(node, values)
+    if len(set(codes)) == 1:
+        return _constant_condition(codes[0])
+    table = sum(code << 2 * index for index, code in enumerate(codes))
+    shift = " + ".join(f"{2 * 4**index} * {one.code}" for index, one in enumerate(operands))
+    lookup = f"CAST((shiftright({table}L, {shift}) & 3L) AS INT)"
+    return Condition(lookup, f"({lookup} = {TRUE})")
 
 
 @cache
-def _verdicts(node: Node, values: tuple[tuple[tuple[int, str], ...], ...]) -> list[int]:
-    """By the operands' codes; the first operand's changes fastest."""
-    verdict: Callable[[Mapping[str, str]], bool | None] = compile_value(node)
-    by_operand = [dict(one) for one in values]
-    found = []
+def _evaluate_combinations(
+    node: Node, values: tuple[tuple[tuple[int, str], ...], ...]
+) -> list[int]:
+    """Return the verdict code of `node` for every combination of its operands' codes.
+
+    `values` are the items of each operand's stub values. In the order of the result, the code of
+    the first operand changes fastest.
+    """
+    evaluate: Callable[[Mapping[str, str]], bool | None] = compile_value(node)
+    stub_values = [dict(items) for items in values]
+    verdict_codes = []
     for codes in product(range(4), repeat=len(values)):
-        chosen = zip(codes[::-1], by_operand, strict=True)
+        code_of_operand = zip(codes[::-1], stub_values, strict=True)
         properties = {
-            f"stub{at}": known[code] for at, (code, known) in enumerate(chosen) if code in known
+            f"stub{index}": known[code]
+            for index, (code, known) in enumerate(code_of_operand)
+            if code in known
         }
-        found.append(verdict_of(verdict, properties))
-    return found
+        verdict_codes.append(verdict_of(evaluate, properties))
+    return verdict_codes

@@ -1,22 +1,22 @@
-"""Where the rows of a task go: to their topics at once, or to the staging topic; and bad rows.
+"""Send the rows of one task to the brokers: directly to their topics, or to the staging topic.
 
-At least once: rows of one topic and queue make a batch; delayed rows are sent one by one, since
-RocketMQ takes no delay in a batch. Exactly once (design/0007): all rows of a task make batches
-for the staging topic, and a property says where each belongs; only rows of one broker go together.
+Both senders run in executors. A task makes one producer and one sender, hands each Arrow batch to
+the sender as `PreparedRows`, and reports success when the brokers have acknowledged every row.
 
-A row is bad for what it holds: no body, a tag with a bar, properties that are too large, what a
-broker calls illegal (larger than it takes, a delay that is too long). That a topic or a queue is
-not there is no fault of a row; it may be mended, and the task fails. Batches are checked as
-columns; only one that fails, here or at the broker, is halved until its bad rows are found, so good
-data costs nothing. What becomes of them says the option `badRows`:
+`DirectSender` implements at-least-once delivery. Rows of one topic and queue travel together in
+batch requests. Delayed rows are sent one by one, because RocketMQ does not allow a delay in a
+batch.
 
-    fail         the first bad row is the error: its number, its keys, the column, the cure
-    skip         it is left out, counted and logged
-    topic:NAME   it goes to that topic as JSON, with the reason in properties; exactly once too
+`StagingSender` implements exactly-once delivery (design/0007). It sends all rows of a task in
+batches to the staging topic. A property of each row names the topic, queue and delay that the row
+has after its epoch is committed. A batch contains rows for one broker only.
+
+A broker may refuse a row because of its content: the row is larger than the broker accepts, or its
+delay is too long. The senders collect such rows in `refused_rows`, and `bad_rows.BadRowHandler`
+decides what becomes of them. A missing topic or queue is not the fault of a row. It can be created
+while the job is retried, so it is an error of the task.
 """
 
-import base64
-import logging
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,649 +25,622 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from sluicemq.client.core.epochs import StagedRanges
-from sluicemq.client.core.messages import BODY_BYTES_MAX, Outgoing, delay_properties
+from sluicemq.client.core.epochs import StagedRangeList
+from sluicemq.client.core.messages import BODY_BYTES_MAX, OutgoingMessage, delay_properties
 from sluicemq.client.core.names import check_topic_to_send
 from sluicemq.client.core.requests import MESSAGE_ILLEGAL, SendResult
-from sluicemq.client.core.sending import choose_by_key
-from sluicemq.client.sync.producer import DEFAULT_GROUP, Producer
+from sluicemq.client.core.sending import DEFAULT_PRODUCER_GROUP, choose_by_sharding_key
+from sluicemq.client.sync.producer import Producer
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError
 from sluicemq.model.message import UNIQ_KEY, Message
-from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
+from sluicemq.model.system_names import STAGING_TOPIC, is_retry_topic
+from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_batch
-from sluicemq.spark.errors import ride_out
+from sluicemq.spark.errors import retry_during_outage
 from sluicemq.spark.options import Options
 from sluicemq.spark.rows import (
-    Encoded,
+    EncodedRows,
     RowError,
     UniqueIdColumns,
-    as_new,
-    batches_of,
-    body_column,
-    checked_ids,
-    checked_sizes,
-    delay_column,
-    encoded,
-    flag_column,
-    id_column,
-    of_column,
-    plain_column,
-    property_column,
+    adapt_replayed_columns,
+    check_sizes,
+    convert_bodies,
+    convert_flags,
+    encode_delays,
+    encode_ids,
+    encode_properties,
+    encode_rows,
+    normalize_column,
+    row_errors_for,
+    validate_ids,
 )
-from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, STAGING_QUEUES, STAGING_TOPIC, Owner
+from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, STAGING_QUEUES, Owner
 
 T = TypeVar("T")
 
+BATCH_BYTES_MAX: Final = 1024 * 1024
+DEDUP_PROPERTY: Final = "SLUICE_DEDUP_KEY"
+_REQUESTS_IN_FLIGHT_MAX: Final = 8
+_ID_BYTES: Final = 32
+_PROPERTY_OVERHEAD_BYTES: Final = 64
+"""Upper bound for the fixed parts of one added property: names, separators, numbers."""
 
-class Place(NamedTuple):
-    """Where a row goes: its topic, and a queue or a sharding key. `broker` is the one that has the
-    queue; it counts with a queue id only."""
+
+class Destination(NamedTuple):
+    """The topic of a row, and optionally its queue id or its sharding key.
+
+    `broker` names the broker of the queue. It is set only together with `queue_id`.
+    """
 
     topic: str
     queue_id: int | None = None
-    key: str | None = None
+    sharding_key: str | None = None
     broker: str | None = None
 
 
-BATCH_BYTES: Final = 1024 * 1024
-DEDUP_PROPERTY: Final = "SLUICE_DEDUP_KEY"
-REASON_PROPERTY: Final = "SLUICE_BAD_ROW"
-COLUMN_PROPERTY: Final = "SLUICE_BAD_COLUMN"
-CUT_PROPERTY: Final = "SLUICE_BAD_ROW_CUT"
-FAIL, SKIP, TOPIC = "fail", "skip", "topic:"
-_AHEAD: Final = 8
-_ID_BYTES: Final = 32
-_NAMED_BYTES: Final = 64
-"""Names, separators, a queue, a delay, a row's number: at most so many around the values below."""
-_NAMED_BY: Final = ("message_id", "keys", "sharding_key")
-_DELAYS: Final = ("delay_level", "delay_ms", "deliver_at")
-_SHOWN: Final = 100
-_LOGGED_MAX: Final = 5
-_CUT_LENGTH: Final = 1_000
-logger = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
-class Task:
-    """Which task of which epoch of which query sends. Numbers rows too, for de-duplication."""
+class TaskAttempt:
+    """One attempt of one Spark task: query id, epoch, partition id and attempt number."""
 
-    query: str
+    query_id: str
     epoch: int
     partition: int
     attempt: int
 
 
-def task_now(query: str | None, epoch: int = 0) -> Task:
-    """The task that runs here; `epoch` counts where `query` is given. Raises ConfigurationError
-    when Spark does not say whose it is."""
+def current_task_attempt(query_id: str | None, epoch: int = 0) -> TaskAttempt:
+    """Return the attempt of the Spark task in which the caller runs.
+
+    A batch write passes its `query_id` and `epoch`. A streaming write passes None; then both are
+    taken from the properties that Spark sets for tasks of a streaming query. Raises
+    ConfigurationError outside of a Spark task, and if Spark did not set these properties.
+    """
     context = TaskContext.get()
     if context is None:
-        raise ConfigurationError("this is no task of Spark.", fix="Write with df.write.")
-    if query is None:
-        query = context.getLocalProperty("sql.streaming.queryId")
-        text = context.getLocalProperty("streaming.sql.batchId")
-        if not query or not text:
+        raise ConfigurationError(
+            "the sink was called outside of a Spark task.", fix="Write with df.write."
+        )
+    if query_id is None:
+        query_id = context.getLocalProperty("sql.streaming.queryId")
+        batch_id = context.getLocalProperty("streaming.sql.batchId")
+        if not query_id or not batch_id:
             raise ConfigurationError(
                 "Spark does not say to which streaming query this task belongs.",
                 fix="Use delivery=at-least-once.",
             )
-        epoch = int(text)
-    return Task(query, epoch, context.partitionId(), context.attemptNumber())
+        epoch = int(batch_id)
+    return TaskAttempt(query_id, epoch, context.partitionId(), context.attemptNumber())
 
 
-class Rows:
-    """An Arrow batch made ready: `bodies` and `properties` (without ids) are binary columns, the
-    others say where rows go, None where no column does. `numbers` are those of its rows in their
-    task. Raises RowError when a row is bad."""
+class PreparedRows:
+    """The rows of one Arrow batch as columns that a sender can encode.
+
+    `bodies` and `properties` are binary columns; `properties` does not contain message ids. Every
+    other column (`topics`, `queue_ids`, `brokers`, `sharding_keys`, `ids`, `flags`, `delays`) is
+    None if the DataFrame has no such column. `topic` is the topic of all rows if the option `topic`
+    is given, else None. `row_numbers` are the numbers of the rows in their task, counted from 1; it
+    is empty for rows that `BadRowHandler` made itself.
+
+    The constructor raises RowError if a row cannot be sent.
+    """
 
     def __init__(
         self,
         batch: Any,
         roles: Mapping[str, str],
         topic: str | None,
-        numbers: Sequence[int] = (),
+        row_numbers: Sequence[int] = (),
     ) -> None:
+        """Prepare the rows of `batch`. `roles` maps each role to the column that has it."""
         self.batch = batch
-        self.numbers = numbers
-        given = {role: plain_column(batch.column(name)) for role, name in roles.items()}
-        values, self.left_out = as_new(given, SYSTEM_CLOCK.now_ms())
-        self.count = batch.num_rows
-        self.bodies = body_column(values["body"])
-        self.properties = property_column(values, self.count)
-        self.delays = delay_column(values)
+        self.row_numbers = row_numbers
+        given = {role: normalize_column(batch.column(name)) for role, name in roles.items()}
+        values, self.skipped_properties = adapt_replayed_columns(given, SYSTEM_CLOCK.now_ms())
+        self.row_count = batch.num_rows
+        self.bodies = convert_bodies(values["body"])
+        self.properties = encode_properties(values, self.row_count)
+        self.delays = encode_delays(values)
         self.topic = topic
         self.topics = None if topic is not None else values.get("topic")
-        self.ids = None if "message_id" not in values else checked_ids(values["message_id"])
-        self.flags = None if "flag" not in values else flag_column(values["flag"])
+        self.ids = None if "message_id" not in values else validate_ids(values["message_id"])
+        self.flags = None if "flag" not in values else convert_flags(values["flag"])
         self.queue_ids = values.get("queue_id")
         self.brokers = None if self.queue_ids is None else values.get("broker")
         self.sharding_keys = values.get("sharding_key")
+
         if self.topics is not None:
             if self.topics.null_count:
                 fix = "Filter such rows, or fill the column."
                 raise RowError("a row has no topic: it is null.", role="topic", fix=fix)
-            with of_column("topic"):
+            with row_errors_for("topic"):
                 for name in pc.unique(self.topics).to_pylist():
                     check_topic_to_send(name)
         if self.queue_ids is not None and (pc.min(self.queue_ids).as_py() or 0) < 0:
-            fix = "Give 0 or more, or null for any."
+            fix = "Use 0 or more, or null for any queue."
             raise RowError("a row's queue_id is negative.", role="queue_id", fix=fix)
 
-    def check_sizes(self, added_bytes: int) -> None:
-        """Raises RowError; `added_bytes` are those of properties that a sender adds."""
+    def check_sizes(self, added_property_bytes: int) -> None:
+        """Raise RowError if the body or the properties of a row exceed RocketMQ's limits.
+
+        `added_property_bytes` is the number of bytes of properties that the sender adds to a row.
+        """
         ids = b"-" * _ID_BYTES if self.ids is None else pc.fill_null(self.ids, "-" * _ID_BYTES)
-        checked_sizes(self.bodies, self.properties, ids, b"-" * added_bytes)
+        check_sizes(self.bodies, self.properties, ids, b"-" * added_property_bytes)
 
     @property
-    def is_uniform(self) -> bool:
-        """Do all rows go anywhere in one topic?"""
+    def has_single_destination(self) -> bool:
+        """Whether all rows go to one topic, and each may go to any of its queues."""
         return self.topics is None and self.queue_ids is None and self.sharding_keys is None
 
-    def places(self) -> list[Place]:
-        """Where each row goes; a queue id counts before a sharding key."""
-        nothing = [None] * self.count
-        topics = [self.topic] * self.count if self.topics is None else self.topics.to_pylist()
-        queue_ids, keys, brokers = (
+    def list_destinations(self) -> list[Destination]:
+        """Return the destination of each row. A queue id takes precedence over a sharding key."""
+        nothing = [None] * self.row_count
+        topics = [self.topic] * self.row_count if self.topics is None else self.topics.to_pylist()
+        queue_ids, sharding_keys, brokers = (
             nothing if column is None else column.to_pylist()
             for column in (self.queue_ids, self.sharding_keys, self.brokers)
         )
         return [
-            Place(topic, None, key or None) if queue_id is None else Place(
-                topic, queue_id, None, broker or None
+            Destination(topic, sharding_key=sharding_key or None)
+            if queue_id is None
+            else Destination(topic, queue_id, broker=broker or None)
+            for topic, queue_id, sharding_key, broker in zip(
+                topics, queue_ids, sharding_keys, brokers, strict=True
             )
-            for topic, queue_id, key, broker in zip(topics, queue_ids, keys, brokers, strict=True)
-        ]  # fmt: skip
+        ]
 
 
-class Lane:
-    """Sends in order on a thread of its own, so that the broker works while the next rows are made
-    ready. `wait` returns when everything is acknowledged; an error comes out of either method."""
+class SendThread:
+    """A thread that sends requests in the order in which they are submitted.
+
+    While the thread waits for a broker, the task prepares its next rows. Up to
+    `_REQUESTS_IN_FLIGHT_MAX` submitted calls may be unfinished; further ones wait.
+    """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "sluicemq-sink")
-        self._under_way: deque[Future[None]] = deque()
+        self._executor = ThreadPoolExecutor(1, "sluicemq-sink")
+        self._in_flight: deque[Future[None]] = deque()
 
-    def send(self, work: Callable[[], None]) -> None:
-        while len(self._under_way) >= _AHEAD:
-            self._under_way.popleft().result()
-        self._under_way.append(self._thread.submit(work))
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run `work` on the thread after everything submitted before.
 
-    def wait(self) -> None:
-        while self._under_way:
-            self._under_way.popleft().result()
+        Block while too many calls are unfinished. Raises the error of an earlier call.
+        """
+        while len(self._in_flight) >= _REQUESTS_IN_FLIGHT_MAX:
+            self._in_flight.popleft().result()
+        self._in_flight.append(self._executor.submit(work))
+
+    def flush(self) -> None:
+        """Wait until every submitted call has finished.
+
+        Raises the error of the first call that failed. Later calls may still be unfinished then.
+        """
+        while self._in_flight:
+            self._in_flight.popleft().result()
 
     def close(self) -> None:
-        """What has not begun is not sent any more."""
-        self._thread.shutdown(cancel_futures=True)
+        """Cancel calls that have not begun, wait for the running one, and end the thread."""
+        self._executor.shutdown(cancel_futures=True)
 
 
-class Refused(NamedTuple):
-    """A row that a broker refuses for what it is: too large for it, a delay that is too long."""
+class RefusedRow(NamedTuple):
+    """A row that a broker refused because of its content, such as its size or delay.
 
-    rows: Rows
-    at: int
+    `row_index` is the position of the row in `rows`, counted from 0.
+    """
+
+    rows: PreparedRows
+    row_index: int
     error: RequestError
 
 
 class Sender:
-    """What both senders share. Every row is acknowledged when `lane.wait` returns."""
+    """The common part of the two senders.
+
+    `send` may return before the rows are acknowledged. They are acknowledged, or listed in
+    `refused_rows`, when `send_thread.flush` has returned. `topics` are the topics to which rows
+    were sent.
+    """
 
     def __init__(self, producer: Producer, batch_messages: int) -> None:
-        self.refused: list[Refused] = []
-        self.lane = Lane()
+        """Create a sender that puts at most `batch_messages` messages into one request."""
+        self.refused_rows: list[RefusedRow] = []
+        self.send_thread = SendThread()
         self.topics: set[str] = set()
         self._producer = producer
         self._batch_messages = batch_messages
-        self._ids = UniqueIdColumns()
-        self._queues: dict[Place, MessageQueue | None] = {}
+        self._unique_ids = UniqueIdColumns()
+        self._queues: dict[Destination, MessageQueue | None] = {}
 
-    def added_bytes(self, topic: str) -> int:
-        """At most so many bytes of properties are added to a row of a topic."""
+    def added_property_bytes_max(self, topic: str) -> int:
+        """Return the largest number of property bytes that the sender adds to a row of `topic`."""
         raise NotImplementedError
 
-    def send(self, rows: Rows) -> None:
+    def send(self, rows: PreparedRows) -> None:
+        """Submit the rows to the send thread. Raises the errors of rows that were sent earlier."""
         raise NotImplementedError
 
-    def queue_of(self, place: Place) -> MessageQueue | None:
-        """Return the queue a row goes to, looked up once for each place; None leaves the choice
-        open. Raises RouteNotFoundError, ConfigurationError."""
-        if place not in self._queues:
-            topic = place.topic
+    def resolve_queue(self, destination: Destination) -> MessageQueue | None:
+        """Return the queue of a destination, or None if any queue of the topic will do.
+
+        Each destination is resolved once. Raises RouteNotFoundError if the topic or queue does not
+        exist, and ConfigurationError for an invalid topic name.
+        """
+        if destination not in self._queues:
+            topic = destination.topic
             if topic not in self.topics:
                 self.topics.add(check_topic_to_send(topic))
-            found = None
-            if place.queue_id is not None or place.key is not None:
-                queues = self.through(partial(self._producer.write_queues, topic))
-                found = (
-                    choose_by_key(queues, place.key) if place.key is not None
-                    else queue_with_id(queues, place)
-                )  # fmt: skip
-            self._queues[place] = found
-        return self._queues[place]
+            queue = None
+            if destination.queue_id is not None or destination.sharding_key is not None:
+                queues = self.call_with_retries(partial(self._producer.write_queues, topic))
+                if destination.sharding_key is not None:
+                    queue = choose_by_sharding_key(queues, destination.sharding_key)
+                else:
+                    queue = select_queue_by_id(queues, destination)
+            self._queues[destination] = queue
+        return self._queues[destination]
 
-    def send_alone(
-        self, topic: str, queue: MessageQueue | None, made: Encoded, number: int
+    def send_single(
+        self, topic: str, queue: MessageQueue | None, encoded: EncodedRows, number: int
     ) -> SendResult:
-        """Send one of the encoded rows as a message of its own (310). Raises RequestError."""
-        ((flag, body, properties, _),) = decode_batch(made.request(number, number + 1))
+        """Send row `number` of `encoded` as a message of its own with SEND_MESSAGE_V2 (310).
+
+        Wait for the broker and return its result. Raises RequestError if the broker refuses the
+        message.
+        """
+        request = encoded.request_body(number, number + 1)
+        ((flag, body, properties, _),) = decode_batch(request)
         text = properties.decode()
         message_id = text.partition(f"{UNIQ_KEY}\x01")[2].partition("\x02")[0]
-        outgoing = Outgoing(topic, bytes(body), text, message_id, 0, flag, True)
-        return self.through(partial(self._producer.send_outgoing, outgoing, queue=queue))
+        outgoing = OutgoingMessage(topic, bytes(body), text, message_id, 0, flag, True)
+        return self.call_with_retries(partial(self._producer.send_outgoing, outgoing, queue=queue))
 
-    def through(self, work: Callable[[], T]) -> T:
-        """Does it, through an outage as long as the producer's own timeout."""
-        return ride_out(work, self._producer.timeout_ms / 1000)
+    def call_with_retries(self, work: Callable[[], T]) -> T:
+        """Return `work()`. Repeat it during an outage for up to the producer's timeout."""
+        return retry_during_outage(work, self._producer.timeout_ms / 1000)
 
-    def send_in_runs(
+    def send_batches(
         self,
         topic: str,
         queue: MessageQueue | None,
-        made: Encoded,
-        rows: Rows,
+        encoded: EncodedRows,
+        rows: PreparedRows,
         indices: Sequence[int],
-        done: Callable[[SendResult, int, int], None],
+        on_stored: Callable[[SendResult, int, int], None],
     ) -> None:
-        """Sends encoded rows in requests that are not too large. A request that is refused as
-        illegal is sent in halves, down to the row."""
+        """Submit encoded rows in requests that respect the limits of message count and bytes.
+
+        `indices` gives the index in `rows` of each encoded row. The send thread calls
+        `on_stored(result, start, stop)` for each request that the broker stored, with the encoded
+        rows [start, stop) that it contained. If the broker refuses a request as illegal, it is sent
+        again in halves, until single rows remain; those go to `refused_rows`.
+        """
 
         def send(start: int, stop: int) -> None:
-            request = made.request(start, stop)
-            send_encoded = partial(self._producer.send_encoded, topic, request, queue=queue)
+            request = encoded.request_body(start, stop)
+            send_request = partial(self._producer.send_encoded, topic, request, queue=queue)
             try:
                 if stop - start == 1 and len(request) > BODY_BYTES_MAX:
-                    # The limit of a broker counts all of a batch, and the body alone otherwise.
-                    result = self.send_alone(topic, queue, made, start)
+                    # A broker limits the bytes of a whole batch, but only the body of a single
+                    # message. So a row with a body near the limit must not be sent as a batch.
+                    result = self.send_single(topic, queue, encoded, start)
                 else:
-                    result = self.through(send_encoded)
+                    result = self.call_with_retries(send_request)
             except RequestError as error:
                 if error.code != MESSAGE_ILLEGAL:
                     raise
                 if stop - start == 1:
-                    self.refused.append(Refused(rows, indices[start], error))
+                    self.refused_rows.append(RefusedRow(rows, indices[start], error))
                     return
-                half = (start + stop) // 2
-                send(start, half)
-                send(half, stop)
+                middle = (start + stop) // 2
+                send(start, middle)
+                send(middle, stop)
             else:
-                done(result, start, stop)
+                on_stored(result, start, stop)
 
-        for start, stop in made.runs(self._batch_messages, BATCH_BYTES):
-            self.lane.send(partial(send, start, stop))
+        for start, stop in encoded.split_requests(self._batch_messages, BATCH_BYTES_MAX):
+            self.send_thread.submit(partial(send, start, stop))
 
 
-def queue_with_id(queues: Sequence[MessageQueue], place: Place) -> MessageQueue:
-    """Return the queue that a row names by its id: the one of its broker, or of the first broker if
-    it names none. Rows of a broker that does not have that queue, as of another cluster, stay
-    together: the name of their broker chooses one of those which have it. Raises
-    RouteNotFoundError when no broker has it."""
-    having = [queue for queue in queues if queue.queue_id == place.queue_id]
-    if not having:
+def select_queue_by_id(queues: Sequence[MessageQueue], destination: Destination) -> MessageQueue:
+    """Return the queue of `queues` that has the queue id of `destination`.
+
+    If several brokers have the queue, the destination's broker decides. Without a broker it is the
+    first one. A broker name that does not occur, for example because the rows were read from
+    another cluster, selects one of these brokers by its hash, so that rows of one broker stay
+    together. Raises RouteNotFoundError if no broker has a queue with that id.
+    """
+    candidates = [queue for queue in queues if queue.queue_id == destination.queue_id]
+    if not candidates:
         ids = ", ".join(map(str, sorted({queue.queue_id for queue in queues})))
         raise RouteNotFoundError(
-            f"the topic {place.topic!r} has no queue {place.queue_id} that can be written to.",
-            fix=f"It has {ids or 'none'}.",
+            f"the topic {destination.topic!r} has no writable queue {destination.queue_id}.",
+            fix=f"Its writable queues are: {ids or 'none'}.",
         )
-    if place.broker is None:
-        return having[0]
-    for queue in having:
-        if queue.broker == place.broker:
+    if destination.broker is None:
+        return candidates[0]
+    for queue in candidates:
+        if queue.broker == destination.broker:
             return queue
-    return having[zlib.crc32(place.broker.encode()) % len(having)]
+    return candidates[zlib.crc32(destination.broker.encode()) % len(candidates)]
 
 
-def _chosen(columns: Iterable[Any], indices: Sequence[int], count: int) -> list[Any]:
-    """The columns at some of `count` rows; constants as they are."""
-    if len(indices) == count:
+def _take_rows(columns: Iterable[Any], indices: Sequence[int], row_count: int) -> list[Any]:
+    """Return each column reduced to the rows `indices` of its `row_count` rows.
+
+    Constants, which are no arrays, are returned unchanged.
+    """
+    if len(indices) == row_count:
         return list(columns)
-    at = pa.array(indices, pa.int64())
-    return [pc.take(one, at) if isinstance(one, pa.Array) else one for one in columns]
+    positions = pa.array(indices, pa.int64())
+    return [
+        pc.take(column, positions) if isinstance(column, pa.Array) else column for column in columns
+    ]
 
 
 class DirectSender(Sender):
-    """At least once. `task` adds a property by which a reader can tell a repeated row."""
+    """Sends rows to their topics with at-least-once delivery.
 
-    def __init__(self, producer: Producer, batch_messages: int, task: Task | None = None) -> None:
+    `sent_count` is the number of acknowledged rows. If a task attempt is given, each row gets the
+    property SLUICE_DEDUP_KEY, by which a reader can recognise a repeated row.
+    """
+
+    def __init__(
+        self, producer: Producer, batch_messages: int, task: TaskAttempt | None = None
+    ) -> None:
         super().__init__(producer, batch_messages)
-        self.sent = 0
-        self._added_bytes, self._dedup_start = _NAMED_BYTES, ""
+        self.sent_count = 0
+        self._added_bytes, self._dedup_prefix = _PROPERTY_OVERHEAD_BYTES, ""
         if task is not None:
-            self._added_bytes += len(task.query.encode()) + _NAMED_BYTES
-            self._dedup_start = f"{task.query}/{task.epoch}/{task.partition}/"
-        self._rows = 0
+            self._added_bytes += len(task.query_id.encode()) + _PROPERTY_OVERHEAD_BYTES
+            self._dedup_prefix = f"{task.query_id}/{task.epoch}/{task.partition}/"
+        self._next_row = 0
 
-    def added_bytes(self, _: str) -> int:
+    def added_property_bytes_max(self, _topic: str) -> int:
         return self._added_bytes
 
-    def send(self, rows: Rows) -> None:
-        properties, first = rows.properties, self._rows
-        if self._dedup_start:  # the same when a task, or an epoch, is run again
-            numbers = pa.array(range(first, first + rows.count)).cast(pa.string())
-            start = f"{DEDUP_PROPERTY}\x01{self._dedup_start}"
+    def send(self, rows: PreparedRows) -> None:
+        properties, first = rows.properties, self._next_row
+        if self._dedup_prefix:
+            # The attempt number is not part of the key: the key of a row must be the same when
+            # Spark repeats a task or an epoch.
+            numbers = pa.array(range(first, first + rows.row_count)).cast(pa.string())
+            start = f"{DEDUP_PROPERTY}\x01{self._dedup_prefix}"
             keys = pc.binary_join_element_wise(start, numbers, "\x02", "").cast(pa.binary())
             properties = pc.binary_join_element_wise(properties, keys, b"")
-            self._rows += rows.count
-        if rows.delays is None and rows.is_uniform:
+            self._next_row += rows.row_count
+
+        if rows.delays is None and rows.has_single_destination:
             assert rows.topic is not None
-            self.queue_of(Place(rows.topic))
-            self._send(rows, range(rows.count), rows.topic, None, properties)
+            self.resolve_queue(Destination(rows.topic))
+            self._send_rows(rows, range(rows.row_count), rows.topic, None, properties)
             return
-        delays = [None] * rows.count if rows.delays is None else rows.delays.to_pylist()
-        places = rows.places()
+
+        delays = [None] * rows.row_count if rows.delays is None else rows.delays.to_pylist()
+        destinations = rows.list_destinations()
         groups: dict[tuple[str, MessageQueue | None], list[int]] = {}
-        for index, (place, delay) in enumerate(zip(places, delays, strict=True)):
+        for index, (destination, delay) in enumerate(zip(destinations, delays, strict=True)):
             if delay is None:
-                groups.setdefault((place.topic, self.queue_of(place)), []).append(index)
+                target = (destination.topic, self.resolve_queue(destination))
+                groups.setdefault(target, []).append(index)
         for (topic, queue), indices in groups.items():
-            self._send(rows, indices, topic, queue, properties)
+            self._send_rows(rows, indices, topic, queue, properties)
+
         if rows.delays is not None:
-            self.lane.wait()
+            # Delayed rows are sent from the calling thread, so the send thread must be idle.
+            self.send_thread.flush()
             for index, delay in enumerate(delays):
                 if delay is not None:
-                    self._send_later(rows, index, places[index], delay, properties)
+                    self._send_delayed(rows, index, destinations[index], delay, properties)
 
-    def _send(
+    def _send_rows(
         self,
-        rows: Rows,
+        rows: PreparedRows,
         indices: Sequence[int],
         topic: str,
         queue: MessageQueue | None,
         properties: Any,
     ) -> None:
+        """Submit the rows `indices`, which all go to one topic and queue without a delay."""
         columns = (rows.bodies, properties, rows.ids, rows.flags)
-        bodies, properties, given, flags = _chosen(columns, indices, rows.count)
-        ids = id_column(given, self._ids, len(bodies))
-        made = encoded(bodies, ids, properties, flags=flags)
-        if topic.startswith(RETRY_PREFIX):  # brokers take no batch there
+        bodies, properties, given_ids, flags = _take_rows(columns, indices, rows.row_count)
+        ids = encode_ids(given_ids, self._unique_ids, len(bodies))
+        encoded = encode_rows(bodies, ids, properties, flags=flags)
+        if is_retry_topic(topic):  # brokers refuse batches to retry topics
 
             def send_each() -> None:
-                for number in range(len(made)):
-                    self.send_alone(topic, None, made, number)
-                    self.sent += 1
+                for number in range(len(encoded)):
+                    self.send_single(topic, None, encoded, number)
+                    self.sent_count += 1
 
-            self.lane.send(send_each)
+            self.send_thread.submit(send_each)
             return
 
-        def done(_: SendResult, start: int, stop: int) -> None:
-            self.sent += stop - start
+        def on_stored(_: SendResult, start: int, stop: int) -> None:
+            self.sent_count += stop - start
 
-        self.send_in_runs(topic, queue, made, rows, indices, done)
+        self.send_batches(topic, queue, encoded, rows, indices, on_stored)
 
-    def _send_later(
-        self, rows: Rows, index: int, place: Place, delay: str, properties: Any
+    def _send_delayed(
+        self,
+        rows: PreparedRows,
+        index: int,
+        destination: Destination,
+        delay: str,
+        properties: Any,
     ) -> None:
-        """Send a row that is delivered later, with everything that a batch would carry of it."""
-        amount = int(delay[1:])
-        when = delay_properties(Message(
-            place.topic, b"",
-            delay_level=amount if delay[0] == "L" else 0,
-            delay_ms=amount if delay[0] == "M" else None,
-            deliver_at_ms=amount if delay[0] == "T" else None,
-        ))  # fmt: skip
-        later = "".join(f"{name}\x01{value}\x02" for name, value in when.items()).encode()
+        """Send row `index` with its delay, and wait until the broker has stored it.
+
+        `delay` has the format of `rows.encode_delays`. A row that the broker refuses as illegal
+        goes to `refused_rows`.
+        """
+        kind, amount = delay[0], int(delay[1:])
+        message = Message(
+            destination.topic,
+            b"",
+            delay_level=amount if kind == "L" else 0,
+            delay_ms=amount if kind == "M" else None,
+            deliver_at_ms=amount if kind == "T" else None,
+        )
+        delay_text = "".join(
+            f"{name}\x01{value}\x02" for name, value in delay_properties(message).items()
+        )
         columns = (rows.bodies, properties, rows.ids, rows.flags)
-        bodies, properties, given, flags = _chosen(columns, [index], rows.count)
-        made = encoded(bodies, id_column(given, self._ids, 1), properties, later, flags=flags)
+        bodies, properties, given_ids, flags = _take_rows(columns, [index], rows.row_count)
+        ids = encode_ids(given_ids, self._unique_ids, 1)
+        encoded = encode_rows(bodies, ids, properties, delay_text.encode(), flags=flags)
         try:
-            self.send_alone(place.topic, self.queue_of(place), made, 0)
-            self.sent += 1
+            self.send_single(destination.topic, self.resolve_queue(destination), encoded, 0)
+            self.sent_count += 1
         except RequestError as error:
             if error.code != MESSAGE_ILLEGAL:
                 raise
-            self.refused.append(Refused(rows, index, error))
+            self.refused_rows.append(RefusedRow(rows, index, error))
 
 
 class StagingSender(Sender):
-    """Exactly once: one attempt of one task. `brokers` are the masters that can stage."""
+    """Stages the rows of one task attempt for exactly-once delivery.
+
+    `brokers` are the names of the masters that can stage. `staged_ranges` collects where the rows
+    were stored.
+    """
 
     def __init__(
-        self, producer: Producer, batch_messages: int, task: Task, brokers: tuple[str, ...]
+        self,
+        producer: Producer,
+        batch_messages: int,
+        task: TaskAttempt,
+        brokers: tuple[str, ...],
     ) -> None:
         super().__init__(producer, batch_messages)
-        self.staged = StagedRanges(task.partition, task.attempt)
-        self._owner = Owner(task.query, task.epoch, task.partition, task.attempt)
+        self.staged_ranges = StagedRangeList(task.partition, task.attempt)
+        self._owner = Owner(task.query_id, task.epoch, task.partition, task.attempt)
         self._brokers = brokers
-        self._turn = task.partition
+        self._broker_counter = task.partition
 
-    def added_bytes(self, topic: str) -> int:
-        return len(self._owner.prefix.encode()) + len(topic.encode()) + 2 * _NAMED_BYTES
+    def added_property_bytes_max(self, topic: str) -> int:
+        return len(self._owner.prefix.encode()) + len(topic.encode()) + 2 * _PROPERTY_OVERHEAD_BYTES
 
-    def send(self, rows: Rows) -> None:
-        if rows.is_uniform:
-            self.queue_of(Place(rows.topic or ""))
-            stages = self._stages(rows, [b"-"], [rows.topic])
-            self._stage(self._any_broker(rows), rows, range(rows.count), stages)
+    def send(self, rows: PreparedRows) -> None:
+        if rows.has_single_destination:
+            self.resolve_queue(Destination(rows.topic or ""))
+            stages = self._stage_properties(rows, [b"-"], [rows.topic])
+            self._stage_rows(self._next_broker(rows), rows, range(rows.row_count), stages)
             return
-        found = [(place.topic, self.queue_of(place)) for place in rows.places()]
-        queue_ids = [b"-" if queue is None else b"%d" % queue.queue_id for _, queue in found]
-        stages = self._stages(rows, queue_ids, [topic for topic, _ in found])
+        targets = [
+            (destination.topic, self.resolve_queue(destination))
+            for destination in rows.list_destinations()
+        ]
+        queue_ids = [b"-" if queue is None else b"%d" % queue.queue_id for _, queue in targets]
+        stages = self._stage_properties(rows, queue_ids, [topic for topic, _ in targets])
         groups: dict[str, list[int]] = {}
-        for index, (_, queue) in enumerate(found):
+        for index, (_, queue) in enumerate(targets):
             groups.setdefault("" if queue is None else queue.broker, []).append(index)
         for broker, indices in groups.items():
-            self._stage(broker or self._any_broker(rows), rows, indices, stages)
+            self._stage_rows(broker or self._next_broker(rows), rows, indices, stages)
 
-    def send_alone(
-        self, topic: str, queue: MessageQueue | None, made: Encoded, number: int
+    def send_single(
+        self, topic: str, queue: MessageQueue | None, encoded: EncodedRows, number: int
     ) -> SendResult:
-        """A broker gives a message without UNIQ_KEY an id of its own, so the row has it by that
-        name already."""
-        ((flag, body, properties, _),) = decode_batch(made.request(number, number + 1))
+        """Stage one row as a message of its own; see `Sender.send_single`.
+
+        A broker gives a single message without UNIQ_KEY an id of its own. So the property with the
+        id of the staged row is renamed to UNIQ_KEY before the row is sent.
+        """
+        request = encoded.request_body(number, number + 1)
+        ((flag, body, properties, _),) = decode_batch(request)
         text = properties.decode().replace(f"\x02{STAGED_ID}\x01", f"\x02{UNIQ_KEY}\x01", 1)
-        one = encoded(pa.array([bytes(body)]), pa.array([text.encode()]),
-                      flags=pa.array([flag], pa.int32()))  # fmt: skip
-        return super().send_alone(topic, queue, one, 0)
+        single = encode_rows(
+            pa.array([bytes(body)]),
+            pa.array([text.encode()]),
+            flags=pa.array([flag], pa.int32()),
+        )
+        return super().send_single(topic, queue, single, 0)
 
-    def _any_broker(self, rows: Rows) -> str:
-        """They take turns; one that has the topic where it is known."""
-        having: Sequence[str] = self._brokers
-        if len(having) > 1 and rows.topic is not None:
+    def _next_broker(self, rows: PreparedRows) -> str:
+        """Return the broker that stages rows whose queue is open. The brokers take turns.
+
+        If all rows have one topic, only brokers with that topic are chosen, if there are any.
+        """
+        candidates: Sequence[str] = self._brokers
+        if len(candidates) > 1 and rows.topic is not None:
             queues = self._producer.write_queues(rows.topic)
-            having = sorted({queue.broker for queue in queues} & set(having)) or having
-        self._turn += 1
-        return having[self._turn % len(having)]
+            with_topic = {queue.broker for queue in queues} & set(candidates)
+            candidates = sorted(with_topic) or candidates
+        self._broker_counter += 1
+        return candidates[self._broker_counter % len(candidates)]
 
-    def _stages(self, rows: Rows, queue_ids: list[bytes], topics: list[str | None]) -> Any:
-        """The stage property of each row (`wire.bodies.epochs.Stage`), or the one of all."""
+    def _stage_properties(
+        self, rows: PreparedRows, queue_ids: list[bytes], topics: list[str | None]
+    ) -> Any:
+        """Return the encoded stage property of the rows; `wire.staging` describes its format.
+
+        `queue_ids` and `topics` have one item for each row, or a single one for all rows. The
+        result is a binary column, or a constant if it is the same for all rows.
+        """
         start = f"{STAGE_PROPERTY}\x01{self._owner.prefix}".encode()
         names = [(topic or "").encode() for topic in topics]
         if rows.delays is None and len(queue_ids) == len(topics) == 1:
             return start + b"%s/-/%s\x02" % (queue_ids[0], names[0])
-        delays = pa.array([b"-"] * rows.count) if rows.delays is None else (
-            pc.fill_null(rows.delays, "-").cast(pa.binary())
-        )  # fmt: skip
-        columns = [
-            one[0] if len(one) == 1 else pa.array(one, pa.binary()) for one in (queue_ids, names)
-        ]
-        return pc.binary_join_element_wise(
-            start, columns[0], b"/", delays, b"/", columns[1], b"\x02", b""
+        if rows.delays is None:
+            delays = pa.array([b"-"] * rows.row_count)
+        else:
+            delays = pc.fill_null(rows.delays, "-").cast(pa.binary())
+        queue_id_column, name_column = (
+            values[0] if len(values) == 1 else pa.array(values, pa.binary())
+            for values in (queue_ids, names)
         )
+        pieces = (start, queue_id_column, b"/", delays, b"/", name_column, b"\x02")
+        return pc.binary_join_element_wise(*pieces, b"")
 
-    def _stage(self, broker: str, rows: Rows, indices: Sequence[int], stages: Any) -> None:
+    def _stage_rows(
+        self, broker: str, rows: PreparedRows, indices: Sequence[int], stages: Any
+    ) -> None:
+        """Submit the rows `indices` to the staging topic of `broker`."""
         columns = (rows.bodies, rows.properties, stages, rows.ids, rows.flags)
-        bodies, properties, stages, given, flags = _chosen(columns, indices, rows.count)
-        ids = id_column(given, self._ids, len(bodies), STAGED_ID)
-        made = encoded(bodies, stages, ids, properties, flags=flags)
+        taken = _take_rows(columns, indices, rows.row_count)
+        bodies, properties, stages, given_ids, flags = taken
+        ids = encode_ids(given_ids, self._unique_ids, len(bodies), STAGED_ID)
+        encoded = encode_rows(bodies, stages, ids, properties, flags=flags)
         queue = MessageQueue(STAGING_TOPIC, broker, self._owner.partition % STAGING_QUEUES)
 
-        def done(result: SendResult, start: int, stop: int) -> None:
+        def on_stored(result: SendResult, start: int, stop: int) -> None:
             stored = result.queue
-            self.staged.add(stored.broker, stored.queue_id, result.queue_offset, stop - start,
-                            made.bodies(start, stop))  # fmt: skip
+            self.staged_ranges.add(
+                stored.broker,
+                stored.queue_id,
+                result.queue_offset,
+                stop - start,
+                encoded.message_bodies(start, stop),
+            )
 
-        self.send_in_runs(STAGING_TOPIC, queue, made, rows, indices, done)
+        self.send_batches(STAGING_TOPIC, queue, encoded, rows, indices, on_stored)
 
 
-def producer_of(options: Options) -> Producer:
+def create_producer(options: Options) -> Producer:
+    """Return the producer that the options describe.
+
+    Raises ConfigurationError if the name servers or one of two access keys are missing.
+    """
     return Producer(
-        options.required("nameServers").split(";"),
-        group=options["group"] or DEFAULT_GROUP,
+        options.require("nameServers").split(";"),
+        group=options["group"] or DEFAULT_PRODUCER_GROUP,
         credentials=options.credentials,
         tls=options.tls or False,
         timeout_ms=options["timeoutMs"],
     )
 
 
-def send_all(rows: Iterator[Rows], sender: Sender) -> None:
-    """Every row is acknowledged when it returns."""
+def send_all(batches: Iterator[PreparedRows], sender: Sender) -> None:
+    """Send all batches, wait for the acknowledgement of every row, and close the send thread."""
     try:
-        for some in rows:
-            sender.send(some)
-        sender.lane.wait()
+        for rows in batches:
+            sender.send(rows)
+        sender.send_thread.flush()
     finally:
-        sender.lane.close()
-
-
-# ---- bad rows
-
-
-class RowSorter:
-    """Sorts the rows of one task. `count` and `bad` are how many it has seen, and how many of them
-    were bad. `policy` is the option `badRows`."""
-
-    def __init__(
-        self, roles: Mapping[str, str], topic: str | None, policy: str, sender: Sender
-    ) -> None:
-        self._roles = roles
-        self._topic = topic
-        self._policy = policy
-        self._sender = sender
-        self.count = 0
-        self.bad = 0
-        self._left_out: set[str] = set()
-
-    def rows(self, batches: Iterator[Any]) -> Iterator[Rows]:
-        """The good rows of each batch, then bad ones as messages where they are kept. Raises
-        RowError under the policy `fail`."""
-        for batch in (part for whole in batches for part in batches_of(whole)):
-            if not batch.num_rows:
-                continue
-            numbers = range(self.count + 1, self.count + batch.num_rows + 1)
-            try:
-                whole = self._checked(batch, numbers)
-            except RowError:
-                bad = dict(self._bad_rows(batch, 0, batch.num_rows))
-                good = [index for index in range(batch.num_rows) if index not in bad]
-                if good:
-                    chosen = batch.take(pa.array(good, pa.int64()))
-                    yield self._checked(chosen, [numbers[index] for index in good])
-                yield from self._put_away(batch, numbers, bad)
-            else:
-                yield whole
-            self.count += batch.num_rows
-            yield from self._refused()
-        self._sender.lane.wait()
-        yield from self._refused()
-
-    def _checked(self, batch: Any, numbers: Sequence[int]) -> Rows:
-        rows = Rows(batch, self._roles, self._topic, numbers)
-        if new := rows.left_out - self._left_out:
-            self._left_out |= new
-            logger.info(
-                "properties that belong to the first delivery of a message are left out: %s",
-                ", ".join(sorted(new)),
-            )
-        topics = [self._topic] if rows.topics is None else pc.unique(rows.topics).to_pylist()
-        rows.check_sizes(max(self._sender.added_bytes(topic or "") for topic in topics))
-        return rows
-
-    def _bad_rows(self, batch: Any, start: int, stop: int) -> Iterator[tuple[int, RowError]]:
-        """Index and reason of each bad row, in their order."""
-        try:
-            self._checked(batch.slice(start, stop - start), ())
-        except RowError as error:
-            if stop - start > 1:
-                half = (start + stop) // 2
-                yield from self._bad_rows(batch, start, half)
-                yield from self._bad_rows(batch, half, stop)
-            elif self._policy == FAIL:
-                raise self._failure(batch, start, self.count + start + 1, error) from None
-            else:
-                yield start, error
-
-    def _refused(self) -> Iterator[Rows]:
-        """What brokers refuse of the rows that were sent."""
-        by_batch: dict[int, tuple[Rows, dict[int, RowError]]] = {}
-        while self._sender.refused:
-            rows, index, error = self._sender.refused.pop(0)
-            if not rows.numbers:  # a bad row that was to be kept
-                raise error
-            delays = [role for role in _DELAYS if role in self._roles and "delay" in error.fact]
-            row_error = RowError(f"{error.fact}.", role=(*delays, "body")[0], fix=error.fix)
-            by_batch.setdefault(id(rows), (rows, {}))[1][index] = row_error
-        for rows, errors in by_batch.values():
-            if self._policy == FAIL:
-                index = min(errors)
-                raise self._failure(rows.batch, index, rows.numbers[index], errors[index])
-            yield from self._put_away(rows.batch, rows.numbers, errors)
-
-    def _put_away(
-        self, batch: Any, numbers: Sequence[int], errors: Mapping[int, RowError]
-    ) -> Iterator[Rows]:
-        for index, error in list(errors.items())[: max(0, _LOGGED_MAX - self.bad)]:
-            logger.warning("%s", self._told(batch, index, numbers[index], error))
-        self.bad += len(errors)
-        if self._policy.startswith(TOPIC):
-            roles = {"body": "body", "properties": "properties"}
-            kept = _kept(batch, errors, self._roles)
-            yield Rows(kept, roles, self._policy.removeprefix(TOPIC))
-
-    def _failure(self, batch: Any, index: int, number: int, error: RowError) -> RowError:
-        fix = f"{error.fix} Or set badRows=skip, or badRows=topic:NAME to keep such rows."
-        return RowError(self._told(batch, index, number, error), role=error.role, fix=fix)
-
-    def _told(self, batch: Any, index: int, number: int, error: RowError) -> str:
-        """`row 18 of partition 3 (keys 'k17'), column 'tag': …`."""
-        context = TaskContext.get()
-        partition = "" if context is None else f" of partition {context.partitionId()}"
-        names = [
-            f"{role} {str(value)[:_SHOWN]!r}"
-            for role in _NAMED_BY
-            if role in self._roles and (value := batch.column(self._roles[role])[index].as_py())
-        ]
-        named = f" ({', '.join(names)})" if names else ""
-        column = self._roles.get(error.role, error.role)
-        return f"row {number}{partition}{named}, column {column!r}: {error.fact}."
-
-
-def _kept(batch: Any, bad: Mapping[int, RowError], roles: Mapping[str, str]) -> Any:
-    """Bad rows as rows of a sink: JSON as Spark's `to_json` writes it (binary in base64, maps as
-    objects), and properties. Of a row that is too large, long values are cut."""
-
-    def text_of(value: Any) -> str:
-        return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
-
-    def plain(text: str) -> str:  # without the two characters that separate properties
-        return text.replace("\x01", "\N{SYMBOL FOR START OF HEADING}").replace(
-            "\x02", "\N{SYMBOL FOR START OF TEXT}"
-        )
-
-    bodies, properties = [], []
-    for index, error in bad.items():
-        (row,) = batch.slice(index, 1).to_pylist(maps_as_pydicts="strict")
-        column = roles.get(error.role, error.role)
-        about = {REASON_PROPERTY: str(error)[:_CUT_LENGTH], COLUMN_PROPERTY: column}
-        body = orjson.dumps(row, default=text_of)
-        if len(body) > BODY_BYTES_MAX:
-            body = orjson.dumps(_cut(row), default=text_of)
-            about[CUT_PROPERTY] = "true"
-        bodies.append(body)
-        properties.append([(name, plain(text)) for name, text in about.items()])
-    kind = pa.map_(pa.string(), pa.string())
-    return pa.record_batch(
-        {"body": pa.array(bodies, pa.binary()), "properties": pa.array(properties, kind)}
-    )
-
-
-def _cut(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _cut(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_cut(one) for one in value]
-    return value[:_CUT_LENGTH] if isinstance(value, str | bytes) else value
+        sender.send_thread.close()

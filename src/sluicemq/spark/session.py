@@ -1,7 +1,7 @@
-"""A Spark session that is ready for the source: Java found, the package visible to workers; and
-frames that read anew.
+"""Create Spark sessions that are ready for the sources, and DataFrames that read again.
 
-Nothing here is needed where a session exists already.
+`spark_session` finds a Java and makes the package importable for Spark's workers. A program that
+has a session already needs nothing of this module.
 """
 
 import os
@@ -15,17 +15,17 @@ from typing import Any, Final
 
 import sluicemq
 from sluicemq.errors import ConfigurationError
-from sluicemq.spark.classic import activate, execution_of, is_classic
+from sluicemq.spark.classic import activate_session, get_query_execution, is_classic
 from sluicemq.spark.jvm import ensure_java
-from sluicemq.spark.references import kind_of, nodes
+from sluicemq.spark.references import class_name, iterate_nodes
 
-DEFAULTS: Final = {
+DEFAULT_SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
 }
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-TOLD_AFTER_S: Final = 1.0
+MESSAGE_DELAY_S: Final = 1.0
 LOG_FILE: Final = Path(__file__).with_name("log4j2.properties")
 
 
@@ -36,102 +36,116 @@ def spark_session(
     settings: dict[str, str] | None = None,
     log_level: str | None = None,
 ) -> Any:
-    """Return a `SparkSession` on this machine, with `DEFAULTS` and `settings`; the running one if
-    there is one. It becomes the active session of the calling thread, without which Spark does not
-    find a Python sink: call this again in each thread that writes.
+    """Return a `SparkSession` on this machine, with `DEFAULT_SETTINGS` and `settings`.
 
-    `log_level` (off, error, warn …) is the level of the JVM's log; then Spark starts without its
-    usual messages. None keeps Spark's own log. It has no effect when a JVM runs already.
-    Raises ConfigurationError when there is no Java (see `jvm.ensure_java`).
+    If a session is running already, return that one. The session becomes the active one of the
+    calling thread, without which Spark does not find a Python sink: call this function again in
+    each thread that writes.
+
+    `log_level` (off, error, warn …) is the level of the JVM's log, and suppresses the messages that
+    Spark prints when it starts. None keeps Spark's own logging. The level has no effect if a JVM is
+    running already. Raises ConfigurationError if there is no Java (see `jvm.ensure_java`).
     """
     if log_level is None:
-        spark = _started(name, master, settings, log_level)
+        spark = _start_session(name, master, settings, log_level)
     else:
-        # Ctrl-C in the middle of pyspark's own start would leave a JVM behind: it waits here.
+        # The session starts in another thread: Ctrl-C in the middle of pyspark's own start would
+        # leave a JVM behind, but here it only interrupts the waiting.
         pool = ThreadPoolExecutor(1)
-        with _told():
-            starting = pool.submit(_started, name, master, settings, log_level)
+        with _start_message():
+            starting = pool.submit(_start_session, name, master, settings, log_level)
             pool.shutdown(wait=False)
             spark = starting.result()
-    activate(spark)
+    activate_session(spark)
     return spark
 
 
-def _started(name: str, master: str, settings: dict[str, str] | None, log_level: str | None) -> Any:
+def _start_session(
+    name: str, master: str, settings: dict[str, str] | None, log_level: str | None
+) -> Any:
+    """Start a session, or return the running one; see `spark_session`."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - starts nothing, but takes a second
 
     ensure_java(quiet=log_level is not None)
-    make_importable()
+    make_package_importable()
     settings = dict(settings or {})
     if log_level is not None:
         given = settings.get(JAVA_OPTIONS, "")
-        settings[JAVA_OPTIONS] = f"{log_options(log_level)} {given}".strip()
+        settings[JAVA_OPTIONS] = f"{jvm_log_options(log_level)} {given}".strip()
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName(name)
-    for key, value in (DEFAULTS | settings).items():
+    for key, value in (DEFAULT_SETTINGS | settings).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """A dim line on a terminal, gone when Spark is there, when that takes longer than a second."""
+def _start_message() -> Iterator[None]:
+    """Return a context manager that shows "starting Spark…" if its body takes longer than a second.
+
+    The message appears on a terminal only, and is erased at the end.
+    """
     if not sys.stderr.isatty():
         yield
         return
-    line = threading.Timer(TOLD_AFTER_S, _show, ["\x1b[2mstarting Spark…\x1b[0m"])
-    line.daemon = True
-    line.start()
+    timer = threading.Timer(MESSAGE_DELAY_S, _write_stderr, ["\x1b[2mstarting Spark…\x1b[0m"])
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        line.cancel()
-        line.join()
-        _show("\r\x1b[K")
+        timer.cancel()
+        timer.join()
+        _write_stderr("\r\x1b[K")
 
 
-def _show(text: str) -> None:
+def _write_stderr(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
 
 
 def fresh(frame: Any) -> Any:
-    """The same query, whose next use reads what is there then; `frame` itself does so as well,
-    unless it was collected.
+    """Return a DataFrame with the same query, which reads the messages that exist at its next use.
 
-    Spark asks a Python source once for the ranges of a load and keeps the answer in the table
-    object, for every query on it (design/0010). This makes it ask
-    again. What is cached stays as it is, as do the names and types of columns. Raises
-    ConfigurationError for a frame of Spark Connect, whose plan is out of reach.
+    `frame` itself reads them too, unless it was collected before. Spark asks a Python source for
+    the ranges of a load once, and keeps the answer in the table object for every query on it
+    (design/0010). This function makes Spark ask again. Cached data stays as it is, as do the names
+    and types of columns. Raises ConfigurationError for a frame of Spark Connect, whose plan cannot
+    be accessed.
     """
     if not is_classic(frame):
         raise ConfigurationError(
-            "a frame of Spark Connect cannot be made fresh.",
+            "a DataFrame of Spark Connect cannot be made fresh.",
             fix="Load it again: spark.read.format(…).options(…).load().",
         )
-    for node, _ in nodes(execution_of(frame).analyzed()):
-        if kind_of(node) != "DataSourceV2Relation" or kind_of(node.table()) != "PythonTable":
+    for node, _ in iterate_nodes(get_query_execution(frame).analyzed()):
+        if class_name(node) != "DataSourceV2Relation" or class_name(node.table()) != "PythonTable":
             continue
-        for kept in node.table().getClass().getDeclaredFields():  # none in a Spark that keeps none
-            if kept.getName() == "ds":
-                kept.setAccessible(True)
-                source = kept.get(node.table())
-                if "setReadInfo" in [one.getName() for one in source.getClass().getMethods()]:
+        # A Spark version that does not keep the answer has no such field or method.
+        for java_field in node.table().getClass().getDeclaredFields():
+            if java_field.getName() == "ds":
+                java_field.setAccessible(True)
+                source = java_field.get(node.table())
+                methods = [method.getName() for method in source.getClass().getMethods()]
+                if "setReadInfo" in methods:
                     source.setReadInfo(None)
     return frame.select("*")
 
 
-def log_options(level: str) -> str:
-    """Options of a JVM that logs with our file, at a level; log options after them win."""
+def jvm_log_options(level: str) -> str:
+    """Return the JVM options for logging with our `LOG_FILE` at `level`.
+
+    Logging options that follow them override them.
+    """
     return f"-Dlog4j2.configurationFile={LOG_FILE.as_uri()} -Dsluicemq.log.level={level}"
 
 
-def make_importable() -> None:
-    """Lets Spark's Python workers import this package.
+def make_package_importable() -> None:
+    """Add the directory of this package to PYTHONPATH, so that Spark's workers can import it.
 
-    They inherit PYTHONPATH, not `sys.path`; without it a checkout that is not installed is
-    invisible to them.
+    Workers inherit PYTHONPATH, but not `sys.path`. Without it, they would not find a checkout that
+    is not installed.
     """
     root = str(Path(sluicemq.__file__).parents[1])
     known = os.environ.get("PYTHONPATH", "")

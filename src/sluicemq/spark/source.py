@@ -1,56 +1,57 @@
-"""The data sources `rocketmq` and `rocketmq_store`: what Spark asks first, batch readers, sinks.
+"""The data sources `rocketmq` and `rocketmq_store`: entry points for Spark, batch readers, sinks.
 
-Spark finds them by name through the modules `pyspark_rocketmq` and `pyspark_rocketmq_store` (their
-`DefaultSource`). Facts on the Python Data Source API and its limits: spec/spark.md.
+Spark finds the sources by name through the modules `pyspark_rocketmq` and `pyspark_rocketmq_store`
+(their `DefaultSource`). spec/spark.md describes the Python Data Source API and its limits.
 
-A batch read, step by step, with the process it happens in:
+The steps of a batch read, with the process in which each happens:
 
     planner   DataSource.schema()          option `columns` or the user's schema
     planner   DataSource.reader()          option `predicates` -> `filters.FilterPushdown`
     planner   BatchReader.partitions()     bounds from brokers or store -> ranges -> partitions
-    executor  BatchReader.read()           `reader.read_range`, `reader.read_part`
+    executor  BatchReader.read()           `reader.read_range`, `reader.read_store_partition`
 
-There is no `pushFilters` on purpose. Spark keeps what it makes of one use of a DataFrame for the
-next one, with the predicates of the first (design/0010). Predicates
-come as an option of the load that they are for: `references`.
+The readers have no `pushFilters`, on purpose. Spark keeps the read that it plans for one use of a
+DataFrame for the next use, with the predicates of the first (design/0010). Instead, predicates are
+an option of the load that they belong to; see `references`.
 
 `rocketmq_store` reads messages out of a store directory, without a broker. Driver and executors
-have to see it under the same name. Everything but the place is as in `rocketmq` and shared with it:
-options, columns, bodies, types of properties, predicates. Its snapshot is taken once, while Spark
-plans; what retention removes before a task comes to it is an error of that task, unless
+must see the directory under the same path. Its options, columns, body formats, property types and
+predicates are those of `rocketmq`. It takes its snapshot of the directory once, while Spark plans.
+If retention removes messages before a task reads them, the task fails, unless
 `failOnDataLoss=false`.
 
-**The sink**: `df.write` and `writeStream`, at least once or exactly once. Its columns:
+**The sink** is used by `df.write` and `writeStream`, with at-least-once or exactly-once delivery.
+Its columns:
 
 | column | type | |
 |---|---|---|
 | body, or value | binary or string | required |
-| topic | string | where the option `topic` is not given |
+| topic | string | required if the option `topic` is not given |
 | tags, or tag | string | |
 | keys | string or array<string> | |
 | properties | map<string,string> | names that producer and broker set themselves are left out |
-| queue_id | int | of the topic's first broker that has it; otherwise queues take turns |
+| queue_id | int | a queue of the topic's first broker that has it; without it, queues take turns |
 | broker | string | with queue_id: the broker whose queue it is |
 | flag | int | the number that the producer gives a message; null is 0 |
 | sharding_key | string | rows with the same key go to the same queue, in order |
 | delay_level, delay_ms, deliver_at | int, bigint, timestamp | when it is delivered; one of them |
-| message_id | string | its unique id; null, or no column: a new one |
+| message_id | string | its unique id; without it, or if null, a new one |
 | system_properties | map<string,string> | properties with reserved names, as replays need them |
 
-Further columns of the source (queue_offset, msg_id, times) are ignored, so what was read can be
-written; any other column is an error. `rows.as_new` decides what the properties of a row that was
-read mean for the message that is written.
+Further columns of the source (queue_offset, msg_id, times) are ignored, so that what was read can
+be written; any other column is an error. `rows.adapt_replayed_columns` decides what the properties
+of a row that was read mean for the message that is written.
 
-At least once: each task sends batches and waits for the broker's answers; the job succeeds when
-every batch is stored. A task that Spark runs again sends its rows again.
+At least once: each task sends batches and waits for the broker's acknowledgements. The job succeeds
+when every batch is stored. A task that Spark repeats sends its rows again.
 
-Exactly once (design/0007): tasks stage, the driver commits the epoch, which is the micro-batch
-of a stream, or the whole of a batch. Spark calls from several processes, and what they have to know
-travels in the sink and in the commit messages:
+Exactly once (design/0007): tasks stage their rows, and the driver commits the epoch. The epoch is
+the micro-batch of a stream, or the whole of a batch write. Spark calls the sink in several
+processes; what these need to know travels in the pickled sink and in the commit messages:
 
-    planner    __init__          do the brokers have epochs?
-    executor   write             stage (`senders`)               -> `Sent`: ranges, query, epoch
-    planner    commit            `client.core.epochs` with all the ranges
+    planner    __init__          do all brokers support epochs?
+    executor   write             stage (`senders`) -> `SinkCommitMessage`: ranges, query id, epoch
+    planner    commit            `client.core.epochs` with the ranges of all tasks
 """
 
 import logging
@@ -70,7 +71,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from sluicemq.client.core.epochs import EpochCommitter, commit_epoch, is_unknown_request
+from sluicemq.client.core.epochs import EpochCommitter, is_unknown_request, make_commit_request
 from sluicemq.client.core.requests import expect_success
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
@@ -81,40 +82,58 @@ from sluicemq.errors import (
     RouteNotFoundError,
     SluiceError,
 )
+from sluicemq.hints import did_you_mean
 from sluicemq.model.subscription import SQL92
-from sluicemq.spark.errors import did_you_mean, keep_imports, plain_errors, ride_out
-from sluicemq.spark.filters import (
-    MESSAGES_MAX,
-    FilterPushdown,
-    attribute_of,
-    predicates_of,
-    report_pushdown,
-    subscription_of,
-    tried_at_brokers,
-    tried_here,
-    warn_of_filter,
+from sluicemq.spark.errors import (
+    errors_without_traceback,
+    freeze_imports,
+    retry_during_outage,
 )
-from sluicemq.spark.options import DECLARED, EXACTLY_ONCE, READ, WRITE, Options, parse_options
-from sluicemq.spark.schema import BASE, EXTRA, declared_columns, settled, struct_type
-from sluicemq.spark.sources.identity import anchors_at_end, existing_topics, set_anchors
+from sluicemq.spark.filters import (
+    SAMPLE_MESSAGES_MAX,
+    FilterPushdown,
+    build_subscription,
+    column_path,
+    log_filter_findings,
+    log_pushdown,
+    parse_predicates,
+    try_at_brokers,
+    try_on_properties,
+)
+from sluicemq.spark.options import (
+    EXACTLY_ONCE,
+    READ,
+    STORE_OPTIONS_BY_NAME,
+    WRITE,
+    Options,
+    parse_options,
+)
+from sluicemq.spark.schema import (
+    BASE_TYPES,
+    EXTRA_TYPES,
+    declared_columns,
+    infer_types,
+    to_spark_schema,
+)
+from sluicemq.spark.sources.identity import fetch_end_anchors, find_existing_topics, set_anchors
 from sluicemq.spark.sources.offsets import (
     RangePartition,
     ReadPlan,
-    broker_addresses,
+    can_evaluate_selectors,
     check_selector,
-    decoding_plan,
-    ending_offsets,
-    evaluates_selectors,
-    narrowed,
-    narrowed_by_keys,
-    newest_properties,
-    nothing,
+    fetch_bounds,
+    find_broker_addresses,
+    make_decoding_plan,
+    make_empty_partitions,
+    make_partitions,
+    make_read_plan,
+    narrow_ranges,
+    narrow_ranges_by_keys,
     open_admin,
-    partitions_of,
-    queue_bounds,
-    read_plan,
-    starting_offsets,
-    topics_of,
+    parse_topics,
+    read_newest_properties,
+    resolve_ending_offsets,
+    resolve_starting_offsets,
 )
 from sluicemq.wire.frames import Command
 from sluicemq.wire.staging import StagedRange, check_query
@@ -123,220 +142,305 @@ logger = logging.getLogger(__name__)
 
 
 class RocketSource(DataSource):  # type: ignore[misc]
-    """`spark.read.format("rocketmq")`, `readStream`, `df.write` and `writeStream`."""
+    """The data source `rocketmq`: `spark.read`, `readStream`, `df.write` and `writeStream`.
+
+    Spark creates it for `format("rocketmq")` and calls its methods. They raise ConfigurationError
+    for wrong options, and the client's errors if brokers or name servers do not respond.
+    """
 
     @classmethod
     def name(cls) -> str:
+        """Return the name for `format`."""
         return "rocketmq"
 
     def schema(self) -> StructType:
-        with plain_errors():
+        """Return the schema that the options ask for.
+
+        If a property has the type `auto`, read the newest messages to find its type.
+        """
+        with errors_without_traceback():
             options = parse_options(self.options)
-            return struct_type(settled(declared_columns(options), options, newest_properties))
+            columns = infer_types(declared_columns(options), options, read_newest_properties)
+            return to_spark_schema(columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        with plain_errors():
+        """Return the reader of a batch with the columns of `schema`."""
+        with errors_without_traceback():
             return BatchReader(parse_options(self.options, READ), schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
-        from sluicemq.spark.sources.stream import stream_reader  # noqa: PLC0415 - streams only
+        """Return the reader of a stream with the columns of `schema`.
 
-        return stream_reader(self.options, schema)
+        It raises no errors itself; see `FailedStreamReader`.
+        """
+        from sluicemq.spark.sources.stream import (  # noqa: PLC0415 - needed for streams only
+            create_stream_reader,
+        )
+
+        return create_stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        with plain_errors():
+        """Return the sink of a batch write for rows of `schema`. `overwrite` is an error."""
+        with errors_without_traceback():
             return BatchSink(parse_options(self.options, WRITE), schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
-        with plain_errors():
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
+        """Return the sink of a streaming write for rows of `schema`. `overwrite` is an error."""
+        with errors_without_traceback():
             return StreamSink(parse_options(self.options, WRITE), schema, overwrite=overwrite)
 
 
 class StoreSource(DataSource):  # type: ignore[misc]
-    """`spark.read.format("rocketmq_store")`; only batch reads."""
+    """The data source `rocketmq_store`: batch reads of a store directory.
+
+    Spark creates it for `format("rocketmq_store")` and calls its methods. They raise
+    ConfigurationError for wrong options, and StoreError for a directory that is not a store.
+    """
 
     @classmethod
     def name(cls) -> str:
+        """Return the name for `format`."""
         return "rocketmq_store"
 
     def schema(self) -> StructType:
-        def look(options: Options) -> Iterator[Mapping[str, str]]:
+        """Return the schema that the options ask for.
+
+        If a property has the type `auto`, read the newest messages to find its type.
+        """
+
+        def read_newest(options: Options) -> Iterator[Mapping[str, str]]:
             from sluicemq.spark.sources import reader  # noqa: PLC0415 - heavy
 
-            return reader.newest_properties(options)
+            return reader.read_newest_properties(options)
 
-        with plain_errors():
-            options = parse_options(self.options, READ, DECLARED)
-            return struct_type(settled(declared_columns(options), options, look))
+        with errors_without_traceback():
+            options = parse_options(self.options, READ, STORE_OPTIONS_BY_NAME)
+            columns = infer_types(declared_columns(options), options, read_newest)
+            return to_spark_schema(columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        with plain_errors():
-            return StoreBatchReader(parse_options(self.options, READ, DECLARED), schema)
+        """Return the reader of a batch with the columns of `schema`."""
+        with errors_without_traceback():
+            options = parse_options(self.options, READ, STORE_OPTIONS_BY_NAME)
+            return StoreBatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
-        from sluicemq.spark.sources.stream import FailedStream  # noqa: PLC0415 - streams only
+        """Return a reader that raises ConfigurationError: a store is not a stream."""
+        from sluicemq.spark.sources.stream import (  # noqa: PLC0415 - needed for streams only
+            FailedStreamReader,
+        )
 
-        return FailedStream(
+        return FailedStreamReader(
             ConfigurationError(
-                "rocketmq_store reads a directory as it stands; it is no stream.",
+                "rocketmq_store reads a snapshot of a directory and does not support streams.",
                 fix='Use spark.read, or readStream.format("rocketmq") at the broker.',
             )
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        with plain_errors():
+        """Raise ConfigurationError: only its broker writes to a store."""
+        with errors_without_traceback():
             raise ConfigurationError(
-                "rocketmq_store only reads: a store has one writer, its broker.",
+                "rocketmq_store is read-only: the broker is the only writer of a store.",
                 fix='Use write.format("rocketmq"), which sends to the broker.',
             )
 
     streamWriter = writer  # noqa: N815 - Spark's name
 
 
-class BatchReader(DataSourceReader):  # type: ignore[misc]
-    """Reads from fixed offsets to fixed offsets. `offered` predicates are at the reader's choice,
-    `left` of them are those that it does not decide."""
+# ---- batch readers
 
-    decider: ClassVar = "the broker"
+
+class BatchReader(DataSourceReader):  # type: ignore[misc]
+    """Reads a fixed range of offsets of each queue from brokers.
+
+    Of the predicates of the option `predicates`, `offered_predicates` may be evaluated by the
+    broker; `pushed` says which conditions it evaluates, and `remaining_predicates` are those that
+    it does not decide. Spark applies all of them again.
+    """
+
+    evaluator: ClassVar = "the broker"
+    """The subject of the log line about pushed predicates."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        """All is settled here but the ranges: `partitions` comes when Spark has pickled the reader.
-        Asks the brokers when predicates may become a selector."""
+        """Settle everything but the ranges, which `partitions` finds.
+
+        Ask the brokers whether they evaluate SQL92 if a predicate may become a selector. Spark
+        pickles the reader afterwards and calls `partitions` in another process.
+        """
         self.options = options
-        self.topics = topics_of(options)
+        self.topics = parse_topics(options)
         self.plan = self.make_plan(schema)
-        self.offered = predicates_of(options["predicates"]) if options["pushFilters"] else []
-        pushdown = FilterPushdown(
-            self.plan.columns, selectors_allowed=self.selectors_allowed(self.offered)
+        self.offered_predicates = (
+            parse_predicates(options["predicates"]) if options["pushFilters"] else []
         )
-        self.left = pushdown.take_all(self.offered)
+        pushdown = FilterPushdown(
+            self.plan.columns, selectors_allowed=self.can_push_selectors(self.offered_predicates)
+        )
+        self.remaining_predicates = pushdown.push_all(self.offered_predicates)
         self.pushed = pushdown.pushed
         if options["reportPushdown"]:
-            report_pushdown(self.topics.label, self.pushed, self.offered, self.left, self.decider)
-        found = subscription_of(
+            log_pushdown(
+                self.topics.label,
+                self.pushed,
+                self.offered_predicates,
+                self.remaining_predicates,
+                self.evaluator,
+            )
+        subscription_and_tags = build_subscription(
             self.topics.label, options["filter.tags"], options["filter.sql"], self.pushed
         )
-        self.nothing_matches = found is None
-        if found is not None:
-            self.plan = replace(self.plan, subscription=found[0], tags=found[1])
+        self.matches_nothing = subscription_and_tags is None
+        if subscription_and_tags is not None:
+            subscription, exact_tags = subscription_and_tags
+            self.plan = replace(self.plan, subscription=subscription, exact_tags=exact_tags)
 
     def make_plan(self, schema: StructType) -> ReadPlan:
-        """How executors read; without a subscription yet. Raises ConfigurationError."""
-        return read_plan(self.options, schema)
+        """Return how executors read, without a subscription. Raises ConfigurationError."""
+        return make_read_plan(self.options, schema)
 
-    def selectors_allowed(self, predicates: list[Any]) -> bool:
-        """Asked of the brokers only when there is something to select by."""
-        named = {path[0] for one in predicates if (path := attribute_of(one))}
+    def can_push_selectors(self, predicates: list[Any]) -> bool:
+        """Return whether predicates may be pushed as SQL92 selectors.
+
+        The brokers are asked only if one of `predicates` is about `keys` or a promoted property.
+        Raises SluiceError.
+        """
+        used = {path[0] for predicate in predicates if (path := column_path(predicate))}
         selectable = {"keys"} | {
             column.name for column in self.plan.columns if column.property_name is not None
         }
-        if not named & selectable:
+        if not used & selectable:
             return False
         with open_admin(self.options) as admin:
-            return evaluates_selectors(admin, self.topics.found(admin), self.plan.group)
+            return can_evaluate_selectors(admin, self.topics.resolve(admin), self.plan.group)
 
     def partitions(self) -> list[InputPartition]:
-        with plain_errors():
-            return nothing() if self.nothing_matches else self.planned()
+        """Return the partitions to read; one without messages if nothing can match."""
+        with errors_without_traceback():
+            return make_empty_partitions() if self.matches_nothing else self.plan_partitions()
 
-    def planned(self) -> list[InputPartition]:
-        """Where the messages are that a read has to look at."""
+    def plan_partitions(self) -> list[InputPartition]:
+        """Return partitions for the offsets that the options and pushed predicates select.
+
+        Raises SluiceError.
+        """
         with open_admin(self.options) as admin:
-            fails = self.options["failOnDataLoss"]
-            topics = existing_topics(admin, self.topics.found(admin), fails=fails)
+            fail_on_data_loss = self.options["failOnDataLoss"]
+            topics = find_existing_topics(
+                admin, self.topics.resolve(admin), fail_on_data_loss=fail_on_data_loss
+            )
             subscription = self.plan.subscription
             if subscription is not None and subscription.kind == SQL92:
                 check_selector(admin, topics, self.plan.group, subscription.expression)
-            sql = self.options["filter.sql"]
-            warn_of_filter(sql, lambda text: tried_at_brokers(admin, topics, text))
-            bounds = queue_bounds(admin, topics)
-            start = starting_offsets(admin, self.options, bounds, "earliest")
-            end = ending_offsets(admin, self.options, bounds)
-            ranges = narrowed(admin, start, end, self.pushed)
-            addresses = broker_addresses(admin, topics)
+            log_filter_findings(
+                self.options["filter.sql"],
+                lambda expression: try_at_brokers(admin, topics, expression),
+            )
+            bounds = fetch_bounds(admin, topics)
+            start = resolve_starting_offsets(admin, self.options, bounds, "earliest")
+            end = resolve_ending_offsets(admin, self.options, bounds)
+            ranges = narrow_ranges(admin, start, end, self.pushed)
+            addresses = find_broker_addresses(admin, topics)
             if self.pushed.keys:
-                ranges = narrowed_by_keys(admin, ranges, self.pushed.keys, addresses)
-            anchors = anchors_at_end(admin, self.plan.group, ranges)
-            parts = partitions_of(self.options, ranges, addresses)
-            return list(set_anchors(parts, anchors, is_batch=True))
+                ranges = narrow_ranges_by_keys(admin, ranges, self.pushed.keys, addresses)
+            anchors = fetch_end_anchors(admin, self.plan.group, ranges)
+            partitions = make_partitions(self.options, ranges, addresses)
+            return list(set_anchors(partitions, anchors, is_batch=True))
 
     def read(self, partition: RangePartition) -> Iterator[Any]:
+        """Yield the Arrow batches of one partition. Spark calls this in an executor."""
         from sluicemq.spark.sources.reader import read_range  # noqa: PLC0415 - executors only
 
-        with plain_errors():
+        with errors_without_traceback():
             yield from read_range(self.plan, partition)
 
 
 class StoreBatchReader(BatchReader):
-    """Reads ranges of queues out of a directory."""
+    """Reads a fixed range of offsets of each queue from a store directory."""
 
-    decider = "the reader of the store"
+    evaluator = "the reader of the store"
 
     def make_plan(self, schema: StructType) -> ReadPlan:
-        from sluicemq.spark.sources.reader import StorePlace  # noqa: PLC0415 - heavy
+        from sluicemq.spark.sources.reader import StoreLocation  # noqa: PLC0415 - heavy
 
-        self.place = StorePlace.of(self.options)
-        return decoding_plan(self.options, schema)
+        self.location = StoreLocation.from_options(self.options)
+        return make_decoding_plan(self.options, schema)
 
-    def selectors_allowed(self, _predicates: list[Any]) -> bool:
+    def can_push_selectors(self, _predicates: list[Any]) -> bool:
+        """Return True: the reader of a store evaluates SQL92 itself."""
         return True
 
-    def planned(self) -> list[InputPartition]:
-        from sluicemq.spark.sources.reader import snapshot  # noqa: PLC0415 - heavy
+    def plan_partitions(self) -> list[InputPartition]:
+        """Return partitions for the offsets that the options and pushed predicates select.
 
-        place, sql = self.place, self.options["filter.sql"]
-        with snapshot(self.options) as seen:
-            seen.check_damage(is_fatal=self.options["failOnDataLoss"])
-            start = starting_offsets(seen, self.options, seen.bounds, "earliest")
-            end = ending_offsets(seen, self.options, seen.bounds)
-            ranges = narrowed(seen, start, end, self.pushed)
-            newest = seen.newest_properties(MESSAGES_MAX)
-            warn_of_filter(sql, lambda text: tried_here(list(newest), text))
-            parts = partitions_of(self.options, ranges, {place.broker: place.root})
-            return list(map(seen.with_tail, parts))
+        Raises ConfigurationError, StoreError.
+        """
+        from sluicemq.spark.sources.reader import open_snapshot  # noqa: PLC0415 - heavy
+
+        location = self.location
+        with open_snapshot(self.options) as snapshot:
+            snapshot.check_damage(is_fatal=self.options["failOnDataLoss"])
+            bounds = snapshot.bounds
+            start = resolve_starting_offsets(snapshot, self.options, bounds, "earliest")
+            end = resolve_ending_offsets(snapshot, self.options, bounds)
+            ranges = narrow_ranges(snapshot, start, end, self.pushed)
+            newest = snapshot.read_newest_properties(SAMPLE_MESSAGES_MAX)
+            log_filter_findings(
+                self.options["filter.sql"],
+                lambda expression: try_on_properties(list(newest), expression),
+            )
+            addresses = {location.broker: location.root}
+            partitions = make_partitions(self.options, ranges, addresses)
+            return [snapshot.add_unfiled_units(partition) for partition in partitions]
 
     def read(self, partition: RangePartition) -> Iterator[Any]:
         from sluicemq.spark.sources.reader import (  # noqa: PLC0415 - heavy
             StorePartition,
-            read_part,
+            read_store_partition,
         )
 
-        with plain_errors():
+        with errors_without_traceback():
             if isinstance(partition, StorePartition):
-                check = self.options["checkBodies"]
-                yield from read_part(self.place, self.plan, partition, check_bodies=check)
+                check_bodies = self.options["checkBodies"]
+                yield from read_store_partition(
+                    self.location, self.plan, partition, check_bodies=check_bodies
+                )
 
 
 # ---- the sink
 
-_INTEGERS: Final = ("int", "bigint", "smallint", "tinyint")
-_TYPES: Final = {
+_INTEGER_TYPES: Final = ("int", "bigint", "smallint", "tinyint")
+_TYPES_BY_ROLE: Final = {
     "body": ("binary", "string"),
     "topic": ("string",),
     "tags": ("string",),
     "keys": ("string", "array<string>"),
     "properties": ("map<string,string>",),
-    "queue_id": _INTEGERS,
+    "queue_id": _INTEGER_TYPES,
     "broker": ("string",),
-    "flag": _INTEGERS,
+    "flag": _INTEGER_TYPES,
     "sharding_key": ("string",),
-    "delay_level": _INTEGERS,
-    "delay_ms": _INTEGERS,
+    "delay_level": _INTEGER_TYPES,
+    "delay_ms": _INTEGER_TYPES,
     "deliver_at": ("timestamp",),
     "message_id": ("string",),
     "system_properties": ("map<string,string>",),
 }
-_ROLES: Final = {role: role for role in _TYPES} | {"value": "body", "tag": "tags"}
-"""What a column of this name means."""
-ROUTE_CHECKS: Final = 100
-ROUTE_CHECK_S: Final = 0.05
-PROBE: Final = "probe"
+_ROLE_BY_COLUMN: Final = {role: role for role in _TYPES_BY_ROLE} | {"value": "body", "tag": "tags"}
+"""The role of a column, by the column's name in lower case."""
+ROUTE_CHECKS_MAX: Final = 100
+ROUTE_CHECK_INTERVAL_S: Final = 0.05
+PROBE_QUERY_ID: Final = "probe"
 
 
 @dataclass(frozen=True)
-class Sent(WriterCommitMessage):  # type: ignore[misc]
-    """What one task reports: messages stored, and rows that were bad; of a task that staged them,
-    where, and for what."""
+class SinkCommitMessage(WriterCommitMessage):  # type: ignore[misc]
+    """The result of one task of a write.
+
+    `messages` counts the messages that the task stored or staged, and `bad` its bad rows. The other
+    fields are set by a task that staged rows: its query id and epoch, the topics of the rows, and
+    the ranges of the staging topic that contain them.
+    """
 
     messages: int
     bad: int = 0
@@ -346,208 +450,284 @@ class Sent(WriterCommitMessage):  # type: ignore[misc]
     ranges: tuple[StagedRange, ...] = ()
 
 
-def roles_of(schema: StructType, options: Options) -> dict[str, str]:
-    """Role -> column. Raises ConfigurationError naming the column that is missing or wrong."""
+def resolve_roles(schema: StructType, options: Options) -> dict[str, str]:
+    """Return the roles that the columns of a DataFrame have: a mapping from role to column name.
+
+    Columns of the source that a message does not take over are left out. Raises ConfigurationError
+    for a column that is unknown, has a wrong type or repeats a role, and if the body or the topic
+    is missing.
+    """
     roles: dict[str, str] = {}
-    for one in schema.fields:
-        name, found = one.name.lower(), one.dataType.simpleString()
-        role = _ROLES.get(name)
-        if role is None and name in BASE | EXTRA:
+    for field in schema.fields:
+        name, type_name = field.name.lower(), field.dataType.simpleString()
+        role = _ROLE_BY_COLUMN.get(name)
+        if role is None and name in BASE_TYPES | EXTRA_TYPES:
             continue
         if role is None:
             raise ConfigurationError(
-                f"the column {one.name!r} cannot be written.",
-                fix=f"{did_you_mean(name, _ROLES)}A message has {', '.join(_ROLES)}; put further"
-                " values into properties.",
+                f"the column {field.name!r} cannot be written.",
+                fix=f"{did_you_mean(name, _ROLE_BY_COLUMN)} The columns of a message are"
+                f" {', '.join(_ROLE_BY_COLUMN)}; put other values into properties.".lstrip(),
             )
         if role in roles:
             raise ConfigurationError(
-                f"the columns {roles[role]!r} and {one.name!r} both mean the {role}.",
+                f"the columns {roles[role]!r} and {field.name!r} both contain the {role}.",
                 fix="Keep one of them.",
             )
-        if found not in _TYPES[role]:
+        if type_name not in _TYPES_BY_ROLE[role]:
             raise ConfigurationError(
-                f"the column {one.name!r} has the type {found!r}.",
-                fix=f"Cast it to {' or '.join(_TYPES[role])}.",
+                f"the column {field.name!r} has the type {type_name!r}.",
+                fix=f"Cast it to {' or '.join(_TYPES_BY_ROLE[role])}.",
             )
-        roles[role] = one.name
+        roles[role] = field.name
     if "body" not in roles:
         raise ConfigurationError(
-            "there is no column 'body' or 'value'.",
+            "the column 'body' or 'value' is missing.",
             fix="Name the bytes to send, for example to_json(struct(*)) as value.",
         )
     if "topic" not in roles:
-        options.required("topic")
+        options.require("topic")
     return roles
 
 
 class _Sink:
-    """What both sinks share. Checked on the driver when the query is planned."""
+    """The common part of the batch sink and the stream sink.
+
+    Spark's planner creates it on the driver, pickles it for the executors, and calls `commit` or
+    `abort` on the driver at the end.
+    """
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        """Check options and schema, and the topics at the name server.
+
+        Raises ConfigurationError, and the client's errors.
+        """
         if overwrite:
             raise ConfigurationError("a topic cannot be overwritten.", fix='Use mode("append").')
         self.options = options
-        self.roles = roles_of(schema, options)
-        self.query: str | None = None
+        self.roles = resolve_roles(schema, options)
+        self.query_id: str | None = None
         self.brokers: tuple[str, ...] = ()
-        self.is_exact = options["delivery"] == EXACTLY_ONCE
-        """Asked for; `brokers` says whether it can be had."""
+        """The masters that can stage rows; empty if delivery is at least once."""
+        self.is_exactly_once_requested = options["delivery"] == EXACTLY_ONCE
         self.check_topics()
 
     def check_topics(self) -> None:
-        """Reaches the name server now, not first in every task. Sending may create the topics."""
-        bad = self.options["badRows"].partition(":")[2] or None
-        if bad is not None and bad == self.options["topic"]:
+        """Check on the driver that the name servers know the topics, which may create them.
+
+        For exactly-once delivery, also find the brokers that can stage. Without this check, each
+        task would fail by itself. Raises ConfigurationError, and the client's errors.
+        """
+        bad_rows_topic = self.options["badRows"].partition(":")[2] or None
+        if bad_rows_topic is not None and bad_rows_topic == self.options["topic"]:
             raise ConfigurationError(
-                f"the option 'badRows' names the topic that is written, {bad!r}.",
+                f"the option 'badRows' names the topic that is written, {bad_rows_topic!r}.",
                 fix="Name another topic for bad rows.",
             )
-        topics = [topic for topic in (self.options["topic"], bad) if topic is not None]
-        if not topics and not self.is_exact:
+        named = (self.options["topic"], bad_rows_topic)
+        topics = [topic for topic in named if topic is not None]
+        if not topics and not self.is_exactly_once_requested:
             return
         with open_admin(self.options) as admin:
             for topic in topics:
                 admin.route(topic, create=True)
-            if self.is_exact:
-                self.brokers = brokers_with_epochs(admin)
+            if self.is_exactly_once_requested:
+                self.brokers = find_staging_brokers(admin)
 
-    def write(self, iterator: Iterator[Any]) -> Sent:
-        """Sends the rows of one task; every batch is acknowledged when it returns."""
-        from sluicemq.spark import senders  # noqa: PLC0415 - executors only
+    def write(self, iterator: Iterator[Any]) -> SinkCommitMessage:
+        """Send or stage the rows of one task, given as an iterator of Arrow batches.
 
-        options, size = self.options, self.options["batchMessages"]
+        Spark calls this in an executor. Every row is acknowledged when it returns. Raises RowError
+        for a bad row under badRows=fail, and the client's errors.
+        """
+        from sluicemq.spark import bad_rows, senders  # noqa: PLC0415 - executors only
 
-        def send(sender: senders.Sender) -> int:
-            sorter = senders.RowSorter(self.roles, options["topic"], options["badRows"], sender)
-            senders.send_all(sorter.rows(iterator), sender)
-            return sorter.bad
+        options, batch_messages = self.options, self.options["batchMessages"]
 
-        keep_imports()
-        with plain_errors(), senders.producer_of(options) as producer:
-            task = senders.task_now(self.query, options["queryEpoch"]) if self.is_exact else None
+        def send_rows(sender: senders.Sender) -> int:
+            """Send all rows of the task, and return the number of bad rows."""
+            handler = bad_rows.BadRowHandler(
+                self.roles, options["topic"], options["badRows"], sender
+            )
+            senders.send_all(handler.prepare_rows(iterator), sender)
+            return handler.bad_count
+
+        freeze_imports()
+        with errors_without_traceback(), senders.create_producer(options) as producer:
+            task = None
+            if self.is_exactly_once_requested:
+                task = senders.current_task_attempt(self.query_id, options["queryEpoch"])
             if task is None or not self.brokers:
-                direct = senders.DirectSender(producer, size, task)
-                bad = send(direct)
-                return Sent(direct.sent, bad)
-            staging = senders.StagingSender(producer, size, task, self.brokers)
-            bad, staged = send(staging), staging.staged
-            topics = tuple(sorted(staging.topics))
-            return Sent(staged.messages, bad, task.query, task.epoch, topics, staged.ranges)
+                direct = senders.DirectSender(producer, batch_messages, task)
+                bad = send_rows(direct)
+                return SinkCommitMessage(direct.sent_count, bad)
+            staging = senders.StagingSender(producer, batch_messages, task, self.brokers)
+            bad, staged = send_rows(staging), staging.staged_ranges
+            return SinkCommitMessage(
+                staged.message_count,
+                bad,
+                query=task.query_id,
+                epoch=task.epoch,
+                topics=tuple(sorted(staging.topics)),
+                ranges=staged.ranges,
+            )
 
-    def _commit(self, messages: list[Sent | None], what: str) -> int:
-        """Commits what was staged; logs and returns how many messages the tasks stored."""
-        done = [one for one in messages if one is not None]
-        staged = [one for one in done if one.ranges]
+    def _commit(self, messages: list[SinkCommitMessage | None], label: str) -> int:
+        """Commit the epoch if rows were staged, and log and return the number of messages.
+
+        `messages` are the results of the tasks; Spark passes None for a task without a result.
+        `label` begins the log line.
+        """
+        results = [message for message in messages if message is not None]
+        staged = [result for result in results if result.ranges]
         if staged:
-            ranges = tuple(one for sent in staged for one in sent.ranges)
-            topics = {topic for sent in staged for topic in sent.topics}
+            query_id, epoch = staged[0].query, staged[0].epoch
+            ranges = tuple(one for result in staged for one in result.ranges)
+            topics = {topic for result in staged for topic in result.topics}
             timeout_s = self.options["timeoutMs"] / 1000
             with open_admin(self.options) as admin:
                 committer = EpochCommitter(
-                    _call_master(admin), self.brokers, staged[0].query, topics, pause=_pause,
-                    monotonic_s=SYSTEM_CLOCK.monotonic_s, timeout_s=timeout_s,
-                )  # fmt: skip
-                ride_out(lambda: committer.commit(staged[0].epoch, ranges), timeout_s)
-        total = sum(one.messages for one in done)
-        logger.info("%s: %d messages of %d tasks are stored", what, total, len(done))
-        if bad := sum(one.bad for one in done):
-            logger.warning("%s: %d bad rows, badRows=%s", what, bad, self.options["badRows"])
+                    _make_master_call(admin),
+                    self.brokers,
+                    query_id,
+                    topics,
+                    pause=_wait,
+                    monotonic_s=SYSTEM_CLOCK.monotonic_s,
+                    timeout_s=timeout_s,
+                )
+                retry_during_outage(lambda: committer.commit(epoch, ranges), timeout_s)
+        total = sum(result.messages for result in results)
+        logger.info("%s: %d messages of %d tasks are stored", label, total, len(results))
+        if bad := sum(result.bad for result in results):
+            logger.warning("%s: %d bad rows, badRows=%s", label, bad, self.options["badRows"])
         return total
 
-    def _abort(self, messages: list[Sent | None], what: str) -> None:
-        total = sum(one.messages for one in messages if one is not None)
-        end = "expire unseen" if self.brokers else "are stored, and not taken back"
-        logger.warning("%s failed: %d messages of it %s", what, total, end)
+    def _abort(self, messages: list[SinkCommitMessage | None], label: str) -> None:
+        """Log what becomes of the messages of a write that failed."""
+        total = sum(message.messages for message in messages if message is not None)
+        if self.brokers:
+            outcome = "staged messages expire without becoming visible"
+        else:
+            outcome = "messages are stored and not removed"
+        logger.warning("%s failed: %d %s", label, total, outcome)
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):  # type: ignore[misc]
-    """`df.write.format("rocketmq").mode("append").save()`."""
+    """The sink of `df.write.format("rocketmq").mode("append").save()`."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite)
         if options["queryEpoch"] and options["queryId"] is None:
             raise ConfigurationError(
-                "the option 'queryEpoch' is given without 'queryId'.", fix="Name the query too."
+                "the option 'queryEpoch' is given without 'queryId'.", fix="Set queryId too."
             )
-        self.query = checked_query(options["queryId"]) or f"batch-{uuid.uuid4()}"
+        self.query_id = validate_query_id(options["queryId"]) or f"batch-{uuid.uuid4()}"
 
-    def commit(self, messages: list[Sent | None]) -> None:
-        with plain_errors():
+    def commit(self, messages: list[SinkCommitMessage | None]) -> None:
+        """Commit the write, and wait up to 5 seconds until the name servers know its topic."""
+        with errors_without_traceback():
             topic = self.options["topic"]
-            if not self._commit(messages, f"{self.query} written") or topic is None:
+            if not self._commit(messages, f"{self.query_id} written") or topic is None:
                 return
-            # A topic that sending made is in the name server a moment later: read after write waits
-            # here, not in every reader.
+            # A topic that sending has created reaches the name server a moment later. Waiting here
+            # lets a program read what it has just written.
             with open_admin(self.options) as admin:
-                for _ in range(ROUTE_CHECKS):
-                    if ride_out(lambda: admin.find_route(topic), admin.timeout_s) is not None:
+                for _ in range(ROUTE_CHECKS_MAX):
+                    route = retry_during_outage(lambda: admin.find_route(topic), admin.timeout_s)
+                    if route is not None:
                         return
-                    _pause(ROUTE_CHECK_S)
-            logger.warning("the topic %r is written but not in the name server yet", topic)
+                    _wait(ROUTE_CHECK_INTERVAL_S)
+            logger.warning(
+                "the topic %r is written, but the name server does not know it yet", topic
+            )
 
-    def abort(self, messages: list[Sent | None]) -> None:
-        self._abort(messages, f"the write {self.query}")
+    def abort(self, messages: list[SinkCommitMessage | None]) -> None:
+        """Log that the write failed."""
+        self._abort(messages, f"the write {self.query_id}")
 
 
 class StreamSink(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """`df.writeStream.format("rocketmq")`."""
+    """The sink of `df.writeStream.format("rocketmq")`."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite)
         if options["queryId"] is not None or options["queryEpoch"]:
             raise ConfigurationError(
-                "the options 'queryId' and 'queryEpoch' do not go with a stream.",
-                fix="A stream's checkpoint holds its id.",
+                "the options 'queryId' and 'queryEpoch' are not supported for a stream.",
+                fix="Remove them; the checkpoint contains the query's id.",
             )
 
     def check_topics(self) -> None:
-        """A stream has been there before: Spark plans a sink for each micro-batch."""
-        ride_out(super().check_topics, self.options["timeoutMs"] / 1000)
+        """Check the topics as `_Sink.check_topics`, and retry during an outage.
 
-    def commit(self, messages: list[Sent | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        with plain_errors():
+        Spark creates a sink for each micro-batch, so the brokers have usually been reachable
+        before, and an outage should not end the query.
+        """
+        retry_during_outage(super().check_topics, self.options["timeoutMs"] / 1000)
+
+    def commit(
+        self,
+        messages: list[SinkCommitMessage | None],
+        batchId: int,  # noqa: N803 - Spark's name
+    ) -> None:
+        """Commit the micro-batch `batchId`."""
+        with errors_without_traceback():
             self._commit(messages, f"micro-batch {batchId} written")
 
-    def abort(self, messages: list[Sent | None], batchId: int) -> None:  # noqa: N803 - Spark's
+    def abort(
+        self,
+        messages: list[SinkCommitMessage | None],
+        batchId: int,  # noqa: N803 - Spark's name
+    ) -> None:
+        """Log that the micro-batch `batchId` failed."""
         self._abort(messages, f"micro-batch {batchId}")
 
 
-def checked_query(query: str | None) -> str | None:
-    if query is None:
+def validate_query_id(query_id: str | None) -> str | None:
+    """Return the option `queryId` unchanged. Raises ConfigurationError if it is invalid."""
+    if query_id is None:
         return None
     try:
-        return check_query(query)
+        return check_query(query_id)
     except ProtocolError as error:
         raise ConfigurationError(str(error), fix="Choose another queryId.") from None
 
 
-def brokers_with_epochs(admin: Admin) -> tuple[str, ...]:
-    """The masters, when all of them know epochs (which makes their staging topics); else none.
-    Raises RouteNotFoundError when no broker is registered."""
+def find_staging_brokers(admin: Admin) -> tuple[str, ...]:
+    """Return the names of all masters if each of them supports epochs, else an empty tuple.
+
+    Each master is sent COMMIT_EPOCH for epoch 0 of a probe query; this creates its staging topic.
+    If a master does not know the request, log that rows are written at least once. Raises
+    RouteNotFoundError if no broker is registered, and the client's errors.
+    """
     masters = admin.masters()
     if not masters:
         raise RouteNotFoundError(
-            "no broker is registered with the name servers.", fix="See sluice cluster list."
+            "no broker is registered with the name servers.", fix="Check sluice cluster list."
         )
     for broker, address in sorted(masters.items()):
         try:
-            expect_success(admin.call(address, commit_epoch(PROBE, 0)), address)
+            expect_success(admin.call(address, make_commit_request(PROBE_QUERY_ID, 0)), address)
         except RequestError as error:
             if not is_unknown_request(error):
                 raise
             logger.warning(
-                "delivery=exactly-once: the broker %r does not know COMMIT_EPOCH (it is no SluiceMQ"
-                " broker, or an old one). Rows are written AT LEAST ONCE, each with the property"
-                " SLUICE_DEDUP_KEY (query/epoch/partition/row), by which readers can tell those"
-                " that a repeated task or micro-batch has sent again.", broker,
-            )  # fmt: skip
+                "delivery=exactly-once: the broker %r does not support COMMIT_EPOCH (it is not a"
+                " SluiceMQ broker, or an old one). Rows are written AT LEAST ONCE, each with the"
+                " property SLUICE_DEDUP_KEY (query/epoch/partition/row), by which readers can"
+                " recognise rows that a repeated task or micro-batch has sent again.",
+                broker,
+            )
             return ()
     return tuple(sorted(masters))
 
 
-def _call_master(admin: Admin) -> Callable[[str, Command], Command]:
-    """Asks a broker by its name, wherever it is now."""
+def _make_master_call(admin: Admin) -> Callable[[str, Command], Command]:
+    """Return a function (broker name, request) -> response that calls the broker's master.
+
+    It looks the address up again after an error, because the master may return at another address.
+    It raises RouteNotFoundError for a broker that is not registered, and the client's errors.
+    """
     masters: dict[str, str] = {}
 
     def call(broker: str, request: Command) -> Command:
@@ -559,12 +739,13 @@ def _call_master(admin: Admin) -> Callable[[str, Command], Command]:
             )
         try:
             return admin.call(masters[broker], request)
-        except SluiceError:  # it may come back at another address
+        except SluiceError:
             masters.clear()
             raise
 
     return call
 
 
-def _pause(seconds: float) -> None:
+def _wait(seconds: float) -> None:
+    """Block the thread for `seconds`."""
     threading.Event().wait(seconds)

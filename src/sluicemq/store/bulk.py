@@ -1,26 +1,26 @@
-"""Records of the log and units of queues by the thousand, with NumPy.
+"""Checking thousands of records and choosing among thousands of units at once, with NumPy.
 
-`sweep_piece` checks a piece of the log as `log.read_scanned` does singly, in stages, each cheaper
-than the next one:
+`sweep_piece` checks a piece of the log with the rules of `log.parse_log_record`, in stages, each of
+which is cheaper than the next:
 
-    starts       each record names the size of the one before (`record.table.leading_starts`)
+    starts       each record's size leads to the next record (`record.table.leading_starts`)
     structure    sizes of the parts, stored position, store time: whole columns at once
-    bodies       zlib over slices of the map, the only work for each record by itself
+    bodies       zlib over slices of the map, the only work for each record separately
     properties   gathered side by side; separators found in one pass, tags hashed in columns
 
-The scalar rule has the last word: a row that is not plainly good (bad, zeros inside properties, a
-record that stands in several queues) ends the columns before it, and the caller reads that record
-alone. So columns can only be too short, never wrong. Tags that are not plain (beyond ASCII, twice,
-delayed messages) are read by the scalar code, row by row.
+The scalar code decides in case of doubt. A record that is not clearly valid (damaged, with zeros in
+its properties, or in several queues) ends the columns before it, and the caller parses that record
+alone. So columns can be too short, but never wrong. Tags that are not plain (not ASCII, given
+twice, of delayed messages) are read by the scalar code, row by row.
 
-Units have 20 bytes, and their tag code in the last 8 (big-endian). `find_codes` compares those in
-the machine's own order with a code whose bytes are swapped. A pull takes 32 of the hits of a chunk,
-and the next one goes on behind them: the hits of a reader's chunk are kept for it (`TagHits`), so
-no unit is looked at twice. Messages that were sent in batches lie side by side in the log: a bulk
-read takes such runs whole (`runs_of`).
+Units have 20 bytes, with the tag code in the last 8 (big-endian). `find_tag_codes` compares those
+in the machine's byte order with a code whose bytes are swapped. A pull takes 32 of the matches in a
+chunk, and the next pull continues behind them. Therefore the matches of a chunk are cached
+(`TagHits`), and no unit is compared twice. Messages that were sent in batches are adjacent in the
+log; a bulk read takes such runs as a whole (`find_runs`).
 
-NumPy is imported with this module, and this module when there is much to read: an idle broker does
-without.
+NumPy is imported with this module, and this module only when there is much to read, so that an idle
+broker runs without it.
 """
 
 import sys
@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.model.message import UNQUEUED
+from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.record.codec import is_sealed
 from sluicemq.record.layout import (
     CRC_MASK,
@@ -56,22 +57,32 @@ from sluicemq.record.table import (
     leading_starts,
     rows_at,
 )
-from sluicemq.store.log import DELAYS_MS, LOST_CODE, LOST_MARK, SCHEDULE_TOPIC, read_scanned
+from sluicemq.store.log import (
+    DELAYS_MS,
+    PLACEHOLDER_CODE,
+    PLACEHOLDER_PREPARED_OFFSET,
+    parse_log_record,
+)
 from sluicemq.store.queues import BLANK_SIZE, UNIT_BYTES, Queue, Units
 
 PIECE_BYTES: Final = 4 << 20
+"""`sweep_piece` checks at most this many bytes at once."""
 CHUNK_UNITS_MIN: Final = 1024
 CHUNK_UNITS_MAX: Final = 16 * 1024
-"""Chunks grow: 16 k at once cost twice as much when one message in ten matches (bench/README)."""
-KEPT: Final = 256
-_HEAD: Final = RECORD_BEGIN.dtype
+"""Chunks grow up to this many units.
+
+Starting with 16 k at once cost twice as much when one message in ten matches (bench/README).
+"""
+CACHED_CHUNKS_MAX: Final = 256
+"""Number of chunks whose matches are cached."""
+_RECORD_BEGIN: Final = RECORD_BEGIN.dtype
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
-_TAGS: Final = np.uint64(int.from_bytes(b"TAGS"))
-_LOW_HALF: Final = np.uint64(0xFFFFFFFF)
-_DISPATCH: Final = np.uint64(int.from_bytes(b"DISPATCH"))
+_TAGS_WORD: Final = np.uint64(int.from_bytes(b"TAGS"))
+_LOW_WORD_HALF: Final = np.uint64(0xFFFFFFFF)
+_DISPATCH_WORD: Final = np.uint64(int.from_bytes(b"DISPATCH"))
 """The last eight bytes of INNER_MULTI_DISPATCH."""
 _TAG_BYTES_MAX: Final = 40
-"""Longer ones are hashed singly."""
+"""Longer tags are hashed by the scalar code."""
 _WHOLE_UNIT: Final = np.dtype(f"V{UNIT_BYTES}")
 _CODE_AT: Final = UNIT.at("code")
 
@@ -79,8 +90,8 @@ _CODE_AT: Final = UNIT.at("code")
 # --- records
 
 
-class Group:
-    """The units of one queue found in a sweep, in order, with their queue offsets."""
+class QueueUnits:
+    """The units of one queue in a sweep, in the order of the log, with their queue offsets."""
 
     __slots__ = ("offsets", "queue_id", "topic", "units")
 
@@ -93,18 +104,18 @@ class Group:
         self.units = units
 
     @property
-    def is_row(self) -> bool:
-        """Whether each offset is the one before plus 1."""
+    def is_consecutive(self) -> bool:
+        """Whether each offset is the previous one plus 1."""
         return bool((np.diff(self.offsets) == 1).all())
 
     def rows(self) -> list[tuple[int, tuple[int, int, int]]]:
-        """(queue offset, (position, size, tag code)) of each."""
+        """Return (queue offset, (position, size, tag code)) of each unit."""
         units: list[tuple[int, int, int]] = self.units.tolist()
         return list(zip(self.offsets.tolist(), units, strict=True))
 
 
 class Sweep:
-    """The first `count` of some records: consecutive, and good."""
+    """The first `count` of some records: adjacent in the log, and all valid."""
 
     def __init__(self, records: Records, count: int, codes: Positions) -> None:
         self._records = records
@@ -113,27 +124,27 @@ class Sweep:
 
     @property
     def records(self) -> Records:
-        """All about them."""
+        """All columns of the records."""
         return self._records.part(slice(self.count))
 
     @property
     def start(self) -> int:
-        """Position in the log of the first record."""
+        """The position of the first record."""
         return self._records.base + int(self._records.starts[0])
 
     @property
     def end(self) -> int:
-        """Position in the log behind the last record."""
+        """The position behind the last record."""
         return self._records.base + int(self._records.ends[self.count - 1])
 
     @property
     def store_time_ms(self) -> int:
-        """Of the last record."""
+        """The store time of the last record."""
         return int(self._records.number("store_time")[self.count - 1])
 
     @cached_property
-    def groups(self) -> list[Group]:
-        """The records that stand in queues, by queue, each in the order of the log."""
+    def groups(self) -> list[QueueUnits]:
+        """The units of the records that are in queues, by queue, each in the order of the log."""
         records, count = self._records, self.count
         topics, topic_of = records.topics
         queued = np.flatnonzero((records.sys_flag[:count] & UNQUEUED) == 0)
@@ -148,7 +159,7 @@ class Sweep:
         offsets = records.number("queue_offset")[order]
         cuts = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(order)]
         return [
-            Group(topics[int(keys[a]) >> 32], int(ids[order[a]]), offsets[a:b], units[a:b])
+            QueueUnits(topics[int(keys[a]) >> 32], int(ids[order[a]]), offsets[a:b], units[a:b])
             for a, b in pairwise(cuts)
             if b > a
         ]
@@ -163,10 +174,11 @@ def sweep_piece(
     requires_checksum: bool = False,
     delays_ms: Sequence[int] = DELAYS_MS,
 ) -> Sweep | None:
-    """The good records from `at` on in a file that begins at `base`: as many as one piece holds.
+    """Return the valid records from index `at` of a view on.
 
-    `delays_ms` are the delays of level 1, 2, … (messageDelayLevel). None when too few can be told
-    from others this way.
+    The view begins at position `base` of the log. Checks at most `PIECE_BYTES`. Returns None if no
+    record can be checked in this way. `delays_ms` are the delays of level 1, 2, …
+    (messageDelayLevel).
     """
     raw = np.frombuffer(view, np.uint8, min(PIECE_BYTES, len(view) - at), at)
     starts = leading_starts(raw)
@@ -174,36 +186,39 @@ def sweep_piece(
         return None
     records = Records(raw, starts, base + at)
     good = records.good & (records.topic_lengths > 0) & (records.number("store_time") != 0)
-    count = _leading(good & (records.number("physical_offset") == starts + records.base))
+    count = _count_leading(good & (records.number("physical_offset") == starts + records.base))
     if check_crc:
         begins, ends = records.body_starts[:count].tolist(), records.body_ends[:count].tolist()
         data, crc32 = raw.data, zlib.crc32
         crcs = np.array([crc32(data[a:b]) for a, b in zip(begins, ends, strict=True)], np.int64)
-        count = _leading((crcs & CRC_MASK) == records.number("body_crc")[:count])
+        count = _count_leading((crcs & CRC_MASK) == records.number("body_crc")[:count])
         if requires_checksum:
             sealed = [is_sealed(records.record(row)) for row in range(count)]
-            count = _leading(np.array(sealed, np.bool_))
+            count = _count_leading(np.array(sealed, np.bool_))
     if not count:
         return None
     codes, odd, cut = _tag_codes(records, count)
-    count = _leading(~cut)
+    count = _count_leading(~cut)
     for row in np.flatnonzero(odd[:count]).tolist():
-        scanned = read_scanned(view, at + int(starts[row]), base, check_crc=False)
-        if scanned is None:  # cannot be: it was checked above
+        record = parse_log_record(view, at + int(starts[row]), base, check_crc=False)
+        if record is None:  # impossible: the record was checked above
             count = row
             break
-        codes[row] = scanned.tag_code(delays_ms)
+        codes[row] = record.tag_code(delays_ms)
     return Sweep(records, count, codes) if count else None
 
 
-def _leading(good: Mask) -> int:
-    """How many rows are good, from the first on."""
+def _count_leading(good: Mask) -> int:
+    """Return the number of rows before the first one that is not good."""
     return len(good) if good.all() else int(good.argmin())
 
 
 def _tag_codes(records: Records, count: int) -> tuple[Positions, Mask, Mask]:
-    """The tag codes of the first `count` records; of which the scalar code has to say it; and
-    before which of them the columns have to end."""
+    """Return (tag codes, rows to parse, rows to exclude) of the first `count` records.
+
+    The scalar code must compute the tag codes of the rows to parse. The columns must end before the
+    first row to exclude.
+    """
     codes = np.zeros(count, np.int64)
     topics, topic_of = records.topics
     topic_of = topic_of[:count]
@@ -214,15 +229,15 @@ def _tag_codes(records: Records, count: int) -> tuple[Positions, Mask, Mask]:
         rows = np.flatnonzero(sizes == size)
         text = rows_at(records.raw, records.property_starts[rows], size)
         cut[rows] |= ~text.all(axis=1)
-        # Each row gets eight bytes before it (as if a property ended there), a separator behind it.
+        # Eight bytes precede each row, as if a property ended there, and a separator follows it.
         matrix = np.full((len(rows), size + 9), VALUE_END, np.uint8)
         matrix[:, 8:-1] = text
         flat = matrix.reshape(-1)
         equals = np.flatnonzero(flat == NAME_END)
         before = gather(flat, equals - 8, ">u8").astype(np.uint64)
         owners = rows[equals // (size + 9)]
-        cut[owners[before == _DISPATCH]] = True
-        hits = np.flatnonzero((before & _LOW_HALF) == _TAGS)
+        cut[owners[before == _DISPATCH_WORD]] = True
+        hits = np.flatnonzero((before & _LOW_WORD_HALF) == _TAGS_WORD)
         if not len(hits):
             continue
         owners = owners[hits]
@@ -236,8 +251,8 @@ def _tag_codes(records: Records, count: int) -> tuple[Positions, Mask, Mask]:
         hashes, is_odd = java_hashes(flat, starts, lengths)
         odd[owners[is_odd | (following < starts + lengths) | ~is_end.any(axis=1)]] = True
         codes[owners] = hashes.view(np.int32)
-    is_lost = records.number("prepared_offset")[:count] == LOST_MARK
-    codes[is_lost] = LOST_CODE
+    is_lost = records.number("prepared_offset")[:count] == PLACEHOLDER_PREPARED_OFFSET
+    codes[is_lost] = PLACEHOLDER_CODE
     odd[is_lost] = False
     return codes, odd, cut
 
@@ -245,22 +260,22 @@ def _tag_codes(records: Records, count: int) -> tuple[Positions, Mask, Mask]:
 # --- units
 
 
-def unproved_heads(
+def unverified_heads(
     view: memoryview, base: int, units: Units, queue_id: int, offsets: Sequence[int] | Positions
 ) -> list[int]:
-    """Which units (by number) have no record of their size at their position in this file.
+    """Return the indices of units without a record of their size and offset at their position.
 
-    Only size, magic number, position, queue id and offset are looked at. Units of other files are
-    among them.
+    Checks only size, magic number, position, queue id and offset. Units of records in other files
+    than the one that `view` contains from position `base` on are returned too.
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
     positions, sizes = rows["position"].astype(np.int64), rows["size"].astype(np.int64)
-    sizes[rows["code"] == LOST_CODE] = 0  # which no record has
-    found = unproved_rows(view, base, positions, sizes, queue_id, np.asarray(offsets))
-    return [int(row) for row in found]
+    sizes[rows["code"] == PLACEHOLDER_CODE] = 0  # no record has this size, so none matches
+    unverified = unverified_rows(view, base, positions, sizes, queue_id, np.asarray(offsets))
+    return [int(row) for row in unverified]
 
 
-def unproved_rows(
+def unverified_rows(
     view: memoryview,
     base: int,
     positions: Positions,
@@ -268,41 +283,43 @@ def unproved_rows(
     queue_id: int,
     offsets: Positions,
 ) -> Positions:
-    """As `unproved_heads`, for units in columns, none of a lost record."""
+    """Return what `unverified_heads` returns, for units in columns, none of a placeholder."""
     raw = np.frombuffer(view, np.uint8)
-    places = positions - base
-    inside = (places >= 0) & (places + np.maximum(sizes, RECORD_BYTES_MIN) <= len(raw))
-    heads = gather(raw, places if inside.all() else np.where(inside, places, 0), _HEAD)
+    starts = positions - base
+    inside = (starts >= 0) & (starts + np.maximum(sizes, RECORD_BYTES_MIN) <= len(raw))
+    heads = gather(raw, starts if inside.all() else np.where(inside, starts, 0), _RECORD_BEGIN)
     good = inside & (heads["size"] == sizes) & (heads["physical_offset"] == positions)
     good &= (heads["magic"] == MAGIC_V1) | (heads["magic"] == MAGIC_V2)
     good &= (heads["queue_id"] == queue_id) & (heads["queue_offset"] == offsets)
     return np.flatnonzero(~good)
 
 
-def find_codes(units: Units, codes: Collection[int]) -> NDArray[np.intp]:
-    """Indices of the units whose tag code is one of `codes`, ascending."""
+def find_tag_codes(units: Units, codes: Collection[int]) -> NDArray[np.intp]:
+    """Return the indices of the units whose tag code is one of `codes`, in ascending order."""
     count = len(units) // UNIT_BYTES
     if not count or not codes:
         return np.empty(0, np.intp)
-    # As they lie there, without copying, 20 bytes apart.
-    found = np.ndarray((count,), np.int64, buffer=units, offset=_CODE_AT, strides=(UNIT_BYTES,))
-    first, *others = map(_as_stored, codes)
-    hits = found == first
+    # A view of the tag codes, which are 20 bytes apart, without copying.
+    stored = np.ndarray((count,), np.int64, buffer=units, offset=_CODE_AT, strides=(UNIT_BYTES,))
+    first, *others = map(_swap_bytes, codes)
+    hits = stored == first
     for code in others:
-        np.logical_or(hits, found == code, out=hits)
+        np.logical_or(hits, stored == code, out=hits)
     return np.flatnonzero(hits)
 
 
-def _as_stored(code: int) -> np.int64:
-    """A code as this machine reads it from big-endian bytes."""
+def _swap_bytes(code: int) -> np.int64:
+    """Return a tag code as this machine reads it from big-endian bytes."""
     return np.int64(
         int.from_bytes(code.to_bytes(8, "big", signed=True), sys.byteorder, signed=True)
     )
 
 
-class Hits(NamedTuple):
-    """Of a queue's units from `start` to `stop` those with a filter's codes, side by side, and
-    their queue `offsets`, ascending."""
+class ChunkHits(NamedTuple):
+    """The matching units among a queue's units from offset `start` to before `stop`.
+
+    `units` are the matching units, joined, and `offsets` their queue offsets, in ascending order.
+    """
 
     queue: Queue
     start: int
@@ -312,19 +329,21 @@ class Hits(NamedTuple):
 
 
 class TagHits:
-    """The hits in the last chunk of each queue and filter. Stored codes do not change; a queue that
-    was made again is another one."""
+    """Caches the matches in the last chunk of each queue and set of tag codes.
+
+    Stored tag codes do not change. A queue that was deleted and created again is another object.
+    """
 
     def __init__(self) -> None:
-        self._chunks: OrderedDict[tuple[str, int, frozenset[int]], Hits] = OrderedDict()
+        self._chunks: OrderedDict[tuple[str, int, frozenset[int]], ChunkHits] = OrderedDict()
 
     def at(
         self, queue: Queue, codes: frozenset[int], position: int, end: int, grown: int
-    ) -> Hits | None:
-        """Those of a chunk that holds `position`, and may go on behind `end`; None when there are
-        no units. HOT.
+    ) -> ChunkHits | None:
+        """Return the matches of a chunk that contains offset `position`. HOT.
 
-        `grown`: how many units to look at where nothing is known.
+        Returns None if the queue has no units there. The chunk may continue behind `end`. If it is
+        not cached, `grown` is the number of units to compare.
         """
         key = (queue.topic, queue.queue_id, codes)
         known = self._chunks.get(key)
@@ -335,32 +354,39 @@ class TagHits:
             count = len(units) // UNIT_BYTES
             if not count:
                 return None
-            offsets, found = tagged(units, codes, position)
-            known = self._chunks[key] = Hits(queue, position, position + count, offsets, found)
-            if len(self._chunks) > KEPT:
+            offsets, hits = select_tagged(units, codes, position)
+            known = self._chunks[key] = ChunkHits(queue, position, position + count, offsets, hits)
+            if len(self._chunks) > CACHED_CHUNKS_MAX:
                 self._chunks.popitem(last=False)
         return known
 
 
-def tagged(units: Units, codes: Collection[int], offset: int) -> tuple[list[int], bytes]:
-    """Of the units, the first of which has this queue offset, those with one of the tag codes:
-    their queue offsets, and the units side by side."""
-    indices = find_codes(units, codes)
+def select_tagged(units: Units, codes: Collection[int], offset: int) -> tuple[list[int], bytes]:
+    """Choose the units with one of the tag codes; return their queue offsets, and them joined.
+
+    `offset` is the queue offset of the first unit.
+    """
+    indices = find_tag_codes(units, codes)
     return (indices + offset).tolist(), np.frombuffer(units, _WHOLE_UNIT)[indices].tobytes()
 
 
 class Runs(NamedTuple):
-    """`places`: from where to where each run goes, in the order of the queue; `messages` of
-    `size_bytes` together."""
+    """Runs of records that are adjacent in the log.
 
-    places: list[tuple[int, int]]
+    `extents` are the (start, end) positions of the runs, in the order of the queue. They contain
+    `messages` records of `size_bytes` bytes in total.
+    """
+
+    extents: list[tuple[int, int]]
     messages: int
     size_bytes: int
 
 
-def runs_of(units: Units, count_max: int, bytes_max: int) -> Runs | None:
-    """The first units, as far as both limits allow, as records that lie side by side in the log;
-    None when some unit is blank or nonsense."""
+def find_runs(units: Units, count_max: int, bytes_max: int) -> Runs | None:
+    """Return the runs that the first units form, up to both limits.
+
+    Returns None if a unit is blank or invalid.
+    """
     rows = np.frombuffer(units, UNIT_COLUMNS)
     sizes = rows["size"].astype(np.int64)
     if (sizes <= 0).any() or (sizes == BLANK_SIZE).any():
@@ -372,5 +398,5 @@ def runs_of(units: Units, count_max: int, bytes_max: int) -> Runs | None:
     starts = rows["position"][:count].astype(np.int64)
     ends = starts + sizes[:count]
     cuts = [0, *(np.flatnonzero(starts[1:] != ends[:-1]) + 1).tolist(), count]
-    places = [(int(starts[begin]), int(ends[end - 1])) for begin, end in pairwise(cuts)]
-    return Runs(places, count, int(totals[count - 1]))
+    extents = [(int(starts[begin]), int(ends[end - 1])) for begin, end in pairwise(cuts)]
+    return Runs(extents, count, int(totals[count - 1]))

@@ -1,31 +1,33 @@
-"""What stands in a store's directory beside log and queues, and whether it is a store at all.
+"""The small files in a store's directory, and the checks whether a directory is a store.
 
-`checkpoint` has 4096 bytes. RocketMQ uses the first 40 (spec/store.md §5): store times up to
-which log, queues and index are on disk, and two positions. We write these for it, and keep a `Mark`
-of our own further back, where RocketMQ neither looks nor writes: a position in the log before which
-log *and* queues are synced, with a digest of the queues. After a crash the scan begins there
-instead of at the start of some file; at any start the digest tells whether queue files are missing.
+`checkpoint` has 4096 bytes. RocketMQ uses the first 40 (spec/store.md §5): the store times up to
+which log, queues and index are on disk, and two positions. SluiceMQ writes these too. Further back,
+where RocketMQ neither reads nor writes, it stores a `Checkpoint` of its own: a position of the log
+before which log *and* queues are synced, with a digest of the queues. After a crash recovery begins
+there and not at the beginning of some file. At every start the digest shows whether queue files are
+missing.
 
-The mark has two slots that are written in turn, each with its CRC: a torn write spoils one, the
-other still holds. Layout of a slot (offset 1024 and 2048), big-endian:
+The checkpoint has two slots, which are written in turn and each have a CRC: a torn write damages
+one slot, and the other is still valid. Layout of a slot (at 1024 and 2048), big-endian:
 
     | "SLC" 3 | version 1 | crc of the rest 4 | sequence 8 | log position 8 | queues 8 |
     | sum of ends 8 | store time 8 | index position 8 | index entries 8 | index file 8 |
     | index files 8 | log start 8 |
 
-Version 4 is this. Older ones are still read: version 3 does not say where the log begins (-1),
-version 2 not how many index files there are either (-1); version "M" (the first) ends behind the
-store time, and its index position is 0, so that the index is looked at from the beginning.
+This is version 4. Older versions can be read: version 3 has no log start (-1), version 2 has no
+number of index files either (-1). Version "M" (the first) ends behind the store time; its index
+position is 0, so that the index is checked from the beginning.
 
-`abort` exists while a store is open: finding it at a start means that a crash came before. A
-slave's says so.
+`abort` exists while a store is open. A start that finds it knows that the process crashed. The file
+also says whether the store was a slave's.
 
-`config/deletedTopics.json` is an object of topic -> position in the log before which the topic's
-records do not count. They stay in the log until its files go, so a recovery that builds queues from
-the log would bring the topic back. The entry is durable before the first queue file is removed: a
-deletion that a crash interrupts is finished at the next start. A topic that is made again begins
-behind its entry, so the log is on disk up to there before the entry is, and where a damaged log
-ends before it, the entry is cut back. RocketMQ does not look at this file.
+`config/deletedTopics.json` is an object: topic -> the position of the log before which the topic's
+records are dead. The records stay in the log until retention removes its files, so without this
+file a recovery that rebuilds queues from the log would restore the topic. The entry is durable
+before the first queue file is removed; a deletion that a crash interrupts is finished at the next
+start. A topic that is created again begins behind its entry. Therefore the log is synced up to
+there before the entry is written, and if a damaged log ends before it, the entry is lowered.
+RocketMQ does not read this file.
 """
 
 import json
@@ -47,8 +49,8 @@ from sluicemq.store.segments import is_segment_name
 
 CHECKPOINT_BYTES: Final = 4096
 SLOTS: Final = (1024, 2048)
-_JAVA: Final = struct.Struct(">5q")
-_SLOT: Final = struct.Struct(">4sI")
+_JAVA_FIELDS: Final = struct.Struct(">5q")
+_SLOT_HEAD: Final = struct.Struct(">4sI")
 _MAGIC: Final = b"SLC\x04"
 _LAYOUTS: Final = {
     b"SLCM": struct.Struct(">5q"),
@@ -57,15 +59,16 @@ _LAYOUTS: Final = {
     _MAGIC: struct.Struct(">10q"),
 }
 _INDEX_TIME_AT: Final = 16
-FOLLOWED: Final = b" slave"
-RESTORING: Final = "restoring"
-"""A file beside the log while a store is made of a backup (`tools.backup`)."""
-_MARGIN_MS: Final = 3000
-"""What RocketMQ takes off the smallest time to be on the safe side."""
-LOG: Final = "commitlog"
+_FOLLOWED_SUFFIX: Final = b" slave"
+"""The end of the content of `abort` if the store is a slave's."""
+RESTORING_FILE: Final = "restoring"
+"""A file beside the log that exists while a store is restored from a backup (`tools.backup`)."""
+_JAVA_MARGIN_MS: Final = 3000
+"""RocketMQ subtracts this from the smallest time in its checkpoint, to be safe."""
+LOG_DIRECTORY: Final = "commitlog"
 ROCKSDB_QUEUES: Final = "consumequeue_r"
 QUEUE_FILES_MAX: Final = 64
-"""So many files of queues are asked for their size: a large store has tens of thousands."""
+"""The sizes of at most this many queue files are read: a large store has tens of thousands."""
 
 logger = logging.getLogger(__name__)
 
@@ -73,15 +76,19 @@ logger = logging.getLogger(__name__)
 # --- the checkpoint
 
 
-class Mark(NamedTuple):
-    """Everything before `log_offset` is durable: in the log and in the queues.
+class Checkpoint(NamedTuple):
+    """A position of the log, `log_offset`, before which log and queues are durable.
 
-    `queues` is how many queues have units and `units` the sum of their ends, both as of
-    `log_offset`; `store_time_ms` is that of the last record before it (0: none). The key index
-    is durable up to `index_offset` in the log: with all its older files, and of the one named
-    `index_file` (0: there is none) the entries before number `index_count`. There were
-    `index_files` of them (-1: not known); retention may have removed some of the first since.
-    The log begins at `log_start` or before (-1: not known): retention says so here before it
+    `sequence` numbers the checkpoints of a store. `queues` is the number of queues that have units,
+    and `units` the sum of their end offsets, both as of `log_offset`. `store_time_ms` is that of
+    the last record before `log_offset` (0 if there is none).
+
+    The key index is durable up to `index_offset` in the log: all its older files, and of the file
+    named `index_file` (0 means that there is none) the entries before number `index_count`. There
+    were `index_files` files (-1 if not known); retention may have removed some of the first ones
+    since.
+
+    The log begins at `log_start` or before (-1 if not known). Retention writes this before it
     removes a file.
     """
 
@@ -96,123 +103,155 @@ class Mark(NamedTuple):
     index_files: int = -1
     log_start: int = -1
 
-    def without_queues(self) -> "Mark":
-        """The next mark, which holds for the log alone: no queues agree with it."""
+    def without_queues(self) -> "Checkpoint":
+        """Return the following checkpoint, which is valid for the log alone: no queues match it."""
         return self._replace(sequence=self.sequence + 1, queues=-1, units=-1)
 
 
-class Checkpoint(NamedTuple):
-    """What the file says. `java_time_ms` is the time up to which RocketMQ trusts its files.
+class CheckpointContent(NamedTuple):
+    """The content of the file `checkpoint`.
 
-    `index_time_ms` is RocketMQ's own field for the index (spec/store.md §5).
+    `java_time_ms` is the store time up to which RocketMQ trusts its files, and `index_time_ms` is
+    RocketMQ's field for the index (spec/store.md §5). `latest` is SluiceMQ's latest valid
+    checkpoint, or None.
     """
 
     java_time_ms: int
-    mark: Mark | None
+    latest: Checkpoint | None
     index_time_ms: int = 0
 
     @property
-    def is_mark_newest(self) -> bool:
-        """Whether RocketMQ has stored nothing since the mark: it leaves the mark as it was."""
-        mark = self.mark
-        return mark is not None and self.java_time_ms <= max(0, mark.store_time_ms - _MARGIN_MS)
+    def is_checkpoint_current(self) -> bool:
+        """Whether RocketMQ has stored nothing since SluiceMQ's checkpoint was written."""
+        latest = self.latest
+        if latest is None:
+            return False
+        return self.java_time_ms <= max(0, latest.store_time_ms - _JAVA_MARGIN_MS)
 
 
-def read_checkpoint(files: Files, path: str) -> Checkpoint:
-    """Time 0 and no mark when the file is missing or short."""
+def read_checkpoint(files: Files, path: str) -> CheckpointContent:
+    """Read the file `checkpoint`. Missing bytes count as zeros.
+
+    If the file is missing, the times are 0 and there is no checkpoint. Raises OSError.
+    """
     if not files.exists(path):
-        return Checkpoint(0, None)
+        return CheckpointContent(0, None)
     with closing(files.open(path)) as file:
         data = file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0")
-    log_time, queue_time, index_time, _, _ = _JAVA.unpack_from(data)
-    java_time = max(0, min(log_time, queue_time) - _MARGIN_MS)
-    return Checkpoint(java_time, max(filter(None, slots_of(data)), default=None), index_time)
+    log_time, queue_time, index_time, _, _ = _JAVA_FIELDS.unpack_from(data)
+    java_time = max(0, min(log_time, queue_time) - _JAVA_MARGIN_MS)
+    return CheckpointContent(
+        java_time, max(filter(None, parse_slots(data)), default=None), index_time
+    )
 
 
-def slots_of(data: bytes) -> list[Mark | None]:
-    """The mark in each slot of a whole file; None where there is none or a torn one."""
-    marks: list[Mark | None] = []
+def parse_slots(data: bytes) -> list[Checkpoint | None]:
+    """Return the checkpoint in each slot of a whole file; None for an empty or torn slot."""
+    checkpoints: list[Checkpoint | None] = []
     for at in SLOTS:
-        magic, crc = _SLOT.unpack_from(data, at)
-        layout = _LAYOUTS.get(magic, _JAVA)
-        content = data[at + _SLOT.size : at + _SLOT.size + layout.size]
+        magic, crc = _SLOT_HEAD.unpack_from(data, at)
+        layout = _LAYOUTS.get(magic, _JAVA_FIELDS)
+        content = data[at + _SLOT_HEAD.size : at + _SLOT_HEAD.size + layout.size]
         is_whole = magic in _LAYOUTS and crc == zlib.crc32(content)
-        marks.append(Mark(*layout.unpack(content)) if is_whole else None)
-    return marks
+        checkpoints.append(Checkpoint(*layout.unpack(content)) if is_whole else None)
+    return checkpoints
 
 
-def write_checkpoint(files: Files, path: str, mark: Mark, *, index_time_ms: int = 0) -> None:
-    """Write and sync; everything the mark claims has to be synced before."""
-    content = _LAYOUTS[_MAGIC].pack(*mark)
+def write_checkpoint(
+    files: Files, path: str, checkpoint: Checkpoint, *, index_time_ms: int = 0
+) -> None:
+    """Write a checkpoint to its slot, and sync the file. Raises OSError.
+
+    Everything that the checkpoint claims must be synced before.
+    """
+    content = _LAYOUTS[_MAGIC].pack(*checkpoint)
     is_new = not files.exists(path)
     with closing(files.open(path, create=True)) as file:
         if file.size() != CHECKPOINT_BYTES:
             file.truncate(CHECKPOINT_BYTES)
-        # RocketMQ reads the log again from here: what its index lacks has to be behind.
-        time = min(mark.store_time_ms, index_time_ms or mark.store_time_ms)
-        file.pwrite(_JAVA.pack(time, time, index_time_ms, 0, 0), 0)
-        slot = _SLOT.pack(_MAGIC, zlib.crc32(content)) + content
-        file.pwrite(slot, SLOTS[mark.sequence % len(SLOTS)])
+        # RocketMQ reads the log again from this time, so its index must be complete before.
+        time = min(checkpoint.store_time_ms, index_time_ms or checkpoint.store_time_ms)
+        file.pwrite(_JAVA_FIELDS.pack(time, time, index_time_ms, 0, 0), 0)
+        slot = _SLOT_HEAD.pack(_MAGIC, zlib.crc32(content)) + content
+        file.pwrite(slot, SLOTS[checkpoint.sequence % len(SLOTS)])
         file.sync()
     if is_new:
         files.sync_directory(path.rpartition("/")[0])
 
 
-class DurableMark:
-    """The mark as the checkpoint has it: `found` at the start, `mark` written by this process since
-    (None: not yet). The log's start in it never goes back: retention may have said more than what
-    was due before it."""
+class CheckpointFile:
+    """The file `checkpoint` of a store.
 
-    def __init__(self, files: Files, path: str, found: Checkpoint) -> None:
+    `initial` is its content at the start of this process. `written` is the last checkpoint that
+    this process has written, or None. The log's start in it never decreases, because retention may
+    have written a later one than that of a checkpoint which was requested before.
+    """
+
+    def __init__(self, files: Files, path: str, initial: CheckpointContent) -> None:
         self._files = files
         self._path = path
         self._lock = threading.RLock()
-        self._sequence = found.mark.sequence if found.mark is not None else 0
-        self.found = found
-        self.mark: Mark | None = None
-        self.index_time_ms = found.index_time_ms
-        """RocketMQ's field for the index, for the next write (0: not known)."""
+        latest = initial.latest
+        self._sequence = latest.sequence if latest is not None else 0
+        self.initial = initial
+        self.written: Checkpoint | None = None
+        self.index_time_ms = initial.index_time_ms
+        """RocketMQ's field for the index that the next write stores (0 if not known)."""
 
-    def write(self, mark: Mark) -> None:
-        """As `write_checkpoint`. A write that fails spoils the same slot again the next time."""
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint with the next sequence number, and sync it. Raises OSError.
+
+        After a write that fails, the next one uses the same slot, so the other slot stays valid.
+        """
         with self._lock:
-            start = mark.log_start if self.mark is None else self.mark.log_start
-            new = mark._replace(sequence=self._sequence + 1, log_start=max(mark.log_start, start))
+            start = checkpoint.log_start if self.written is None else self.written.log_start
+            new = checkpoint._replace(
+                sequence=self._sequence + 1, log_start=max(checkpoint.log_start, start)
+            )
             write_checkpoint(self._files, self._path, new, index_time_ms=self.index_time_ms)
-            self._sequence, self.mark = new.sequence, new
+            self._sequence, self.written = new.sequence, new
 
     def remove(self) -> None:
-        """Durably, nothing is known of log, queues and index. Raises OSError."""
+        """Remove the file, durably: nothing is known of log, queues and index. Raises OSError."""
         with self._lock:
-            self.mark = None
+            self.written = None
             if self._files.exists(self._path):
                 self._files.remove(self._path)
                 self._files.sync_directory(self._path.rpartition("/")[0])
 
-    def start_at(self, log_start: int) -> None:
-        """The durable mark says from now on that the log begins there. Raises OSError."""
+    def set_log_start(self, log_start: int) -> None:
+        """Write, durably, that the log begins at `log_start`. Raises OSError.
+
+        Does nothing if this process has not written a checkpoint.
+        """
         with self._lock:
-            if self.mark is not None and self.mark.log_start < log_start:
-                self.write(self.mark._replace(log_start=log_start))
+            if self.written is not None and self.written.log_start < log_start:
+                self.write(self.written._replace(log_start=log_start))
 
     def distrust_queues(self) -> None:
-        """Make sure, durably, that no later start trusts the queues of this one."""
-        mark = self.found.mark
-        if mark is not None:
-            write_checkpoint(self._files, self._path, mark.without_queues())
+        """Make sure, durably, that no later start trusts the queues found by this one.
+
+        Raises OSError.
+        """
+        checkpoint = self.initial.latest
+        if checkpoint is not None:
+            write_checkpoint(self._files, self._path, checkpoint.without_queues())
         else:
             self.remove()
 
-    def say_index_time(self, time_ms: int) -> None:
-        """RocketMQ's field for the index alone, not synced, and only beside a mark of ours.
-        RocketMQ throws away index files that are newer than this when it starts after a crash: say
-        it before such a file is written."""
+    def write_index_time(self, time_ms: int) -> None:
+        """Write RocketMQ's field for the index, without a sync.
+
+        Does nothing if the file has no checkpoint of SluiceMQ.
+        At a start after a crash RocketMQ deletes index files that are newer than this time, so call
+        this before such a file is written.
+        """
         with self._lock:
             self.index_time_ms = time_ms
             if not self._files.exists(self._path):
                 return
             with closing(self._files.open(self._path)) as file:
-                if any(slots_of(file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0"))):
+                if any(parse_slots(file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0"))):
                     file.pwrite(struct.pack(">q", time_ms), _INDEX_TIME_AT)
 
 
@@ -220,8 +259,11 @@ class DurableMark:
 
 
 def write_abort(files: Files, path: str, *, is_followed: bool = False) -> None:
-    """Say, durably, that a store is open here, and whether a master writes its log."""
-    content = str(process_id()).encode() + FOLLOWED * is_followed
+    """Create the file `abort`, durably: a store is open here.
+
+    `is_followed` says that a master writes its log. Raises OSError.
+    """
+    content = str(process_id()).encode() + _FOLLOWED_SUFFIX * is_followed
     with closing(files.open(path, create=True)) as file:
         file.truncate(len(content))
         file.pwrite(content, 0)
@@ -229,35 +271,39 @@ def write_abort(files: Files, path: str, *, is_followed: bool = False) -> None:
     files.sync_directory(path.rpartition("/")[0])
 
 
-def says_followed(files: Files, path: str) -> bool:
-    """Whether the store was a slave's when it was not closed in order."""
+def was_slave(files: Files, path: str) -> bool:
+    """Return whether the file `abort` says that the store was a slave's."""
     if not files.exists(path):
         return False
     with closing(files.open(path)) as file:
-        return file.pread(file.size(), 0).endswith(FOLLOWED)
+        return file.pread(file.size(), 0).endswith(_FOLLOWED_SUFFIX)
 
 
 def remove_abort(files: Files, path: str) -> None:
-    """Say that everything is on disk: only then."""
+    """Remove the file `abort`, durably. Call this only when everything is on disk."""
     files.remove(path)
     files.sync_directory(path.rpartition("/")[0])
 
 
 class DeletedTopics:
-    """`ends`: topic -> records before this position of the log do not count.
+    """The deleted topics whose records are still in the log.
 
-    `is_doubtful`: an entry was refused, and the next start may find it all the same.
+    `end_by_topic` maps a topic to the position before which its records are dead. `is_doubtful` is
+    set if writing an entry failed and the next start may find it nevertheless.
     """
 
     def __init__(self, files: Files, path: str, ends: dict[str, int] | None = None) -> None:
         self._files = files
         self._path = path
-        self.ends = ends or {}
+        self.end_by_topic = ends or {}
         self.is_doubtful = False
 
     @classmethod
     def load(cls, files: Files, root: str) -> "DeletedTopics":
-        """A file that cannot be read is no reason not to start: a topic may come back."""
+        """Read the file. If it is damaged, log a warning and return an empty table.
+
+        Raises OSError.
+        """
 
         def parse(text: str) -> dict[str, int]:
             values = json.loads(text)
@@ -273,42 +319,50 @@ class DeletedTopics:
             return cls(files, path)
 
     def add(self, topic: str, end: int, log_start: int) -> None:
-        """Durable on return. Entries that the log has left behind go.
+        """Add a topic whose records before position `end` are dead, durably.
 
-        Raises OSError: there is no new entry, now or at the next start, unless `is_doubtful`.
+        Removes entries that the log, which begins at `log_start`, has left behind. If it raises
+        OSError, there is no new entry, now or at the next start, unless `is_doubtful` is set.
         """
-        kept = {name: position for name, position in self.ends.items() if position > log_start}
+        kept = {
+            name: position for name, position in self.end_by_topic.items() if position > log_start
+        }
         ends = kept | {topic: end}
-        before, text = json.dumps(self.ends, indent=1), json.dumps(ends, indent=1)
+        before, text = json.dumps(self.end_by_topic, indent=1), json.dumps(ends, indent=1)
         try:
             replace_text(self._files, self._path, text)
         except OSError:
             self.is_doubtful = True
-            if read_text(self._files, self._path) == text:  # its name was not synced
+            if read_text(self._files, self._path) == text:  # only syncing the file's name failed
                 replace_text(self._files, self._path, before)
             self.is_doubtful = False
             raise
-        self.ends = ends
+        self.end_by_topic = ends
 
     def cut(self, end: int) -> None:
-        """The log ends here: what is written from now on counts. Raises OSError."""
-        if any(position > end for position in self.ends.values()):
-            self.ends = {name: min(position, end) for name, position in self.ends.items()}
-            replace_text(self._files, self._path, json.dumps(self.ends, indent=1))
+        """Lower all entries to `end`, the new end of the log, so that new records are live.
 
-    def counts(self, topic: str, position: int) -> bool:
-        """Whether a record of the topic at this position of the log still counts."""
-        return position >= self.ends.get(topic, 0)
+        Raises OSError.
+        """
+        if any(position > end for position in self.end_by_topic.values()):
+            self.end_by_topic = {
+                name: min(position, end) for name, position in self.end_by_topic.items()
+            }
+            replace_text(self._files, self._path, json.dumps(self.end_by_topic, indent=1))
+
+    def is_live(self, topic: str, position: int) -> bool:
+        """Return whether the record at `position` belongs to the topic as it exists now."""
+        return position >= self.end_by_topic.get(topic, 0)
 
 
-# --- is it a store, and one that is read here?
+# --- checking directories
 
 
 def check_directory(files: Files, config: StoreConfig) -> None:
-    """Before anything is read or changed: what has another kind than it must have, and formats that
-    are not read here (DLedger, RocksDB), are refused with what to do about it.
+    """Raise StoreError or StoreDamagedError if the directory cannot be opened as a store.
 
-    Raises StoreError or StoreDamagedError; OSError for what cannot be looked at.
+    Checks, before anything is changed, for files in place of directories and for formats that
+    SluiceMQ does not support (DLedger, RocksDB). Raises OSError for what cannot be read.
     """
     root = config.root
     index, settings = f"{root}/index", f"{root}/config"
@@ -320,66 +374,71 @@ def check_directory(files: Files, config: StoreConfig) -> None:
         except IsADirectoryError:
             continue
         raise StoreDamagedError(
-            f"{path} is a file, and must be a directory.",
-            fix="Move it away, and bring the directory back from a copy if there was one.",
+            f"{path} must be a directory, but is a file.",
+            fix="Move the file away, and restore the directory from a copy if there was one.",
         )
-    if files.exists(f"{root}/{RESTORING}"):
+    if files.exists(f"{root}/{RESTORING_FILE}"):
         raise StoreError(
-            f"{root} is the half of a store: `sluice store restore` was interrupted.",
-            fix="Run it again, with the same directories.",
+            f"{root} contains an incomplete store: `sluice store restore` was interrupted.",
+            fix="Run that command again with the same directories.",
         )
     for name in files.names(root):
         if name.startswith("dledger-") and files.names(f"{root}/{name}"):
             raise StoreError(
-                f"{root}/{name} is a log of DLedger (enableDLegerCommitLog), which is not read"
-                " here.",
-                fix="Copy the topics into a plain broker with RocketMQ's tools, or give this"
-                " broker a storePathRootDir of its own.",
+                f"{root}/{name} is a log of DLedger (enableDLegerCommitLog), which SluiceMQ does"
+                " not support.",
+                fix="Copy the topics to a broker without DLedger using RocketMQ's tools, or set"
+                " storePathRootDir of this broker to another directory.",
             )
     if files.names(f"{root}/{ROCKSDB_QUEUES}"):
         raise StoreError(
-            f"{root}/{ROCKSDB_QUEUES} says that RocketMQ keeps the queues of this store in RocksDB"
-            " (storeType=defaultRocksDB), which is not read here.",
-            fix="Move that directory away: the queues are then built from the commit log.",
+            f"{root}/{ROCKSDB_QUEUES} exists, so RocketMQ keeps the queues of this store in RocksDB"
+            " (storeType=defaultRocksDB), which SluiceMQ does not support.",
+            fix="Move that directory away. The queues are then rebuilt from the commit log.",
         )
     for name in files.names(settings):
         if "CURRENT" in files.names(f"{settings}/{name}"):  # every RocksDB has that file
             raise StoreError(
-                f"{settings}/{name} is a table in RocksDB, which is not read here.",
+                f"{settings}/{name} is a RocksDB table, which SluiceMQ does not support.",
                 fix="Export it with `mqadmin rocksDBConfigToJson`, then move the directory away.",
             )
 
 
-def no_store(files: Files, root: str, log_paths: str, option: str) -> StoreError:
-    """The error for a directory without a commit log; `option` says where the log lies."""
+def not_a_store_error(files: Files, root: str, log_paths: str, option: str) -> StoreError:
+    """Return the error for a directory without a commit log.
+
+    `log_paths` is where the log was expected. `option` is how the user specifies where it is.
+    """
     fact = f"{root} is not a message store"
     if not files.exists(root):
-        return StoreError(f"{fact}: {root} does not exist.", fix="Name the directory of a store.")
+        return StoreError(
+            f"{fact}: {root} does not exist.", fix="Specify the directory of a store."
+        )
     names = files.names(root)
     if any(map(is_segment_name, names)):
         return StoreError(
-            f"{fact}: it holds the files of one part of a store.",
-            fix="Name the directory above it (the one that storePathRootDir says).",
+            f"{fact}: it contains the files of one part of a store.",
+            fix="Specify the directory above it (the value of storePathRootDir).",
         )
     for name in names:
-        if files.names(f"{root}/{name}/{LOG}"):
-            return StoreError(f"{fact}.", fix=f"Name {root}/{name}: that one is.")
+        if files.names(f"{root}/{name}/{LOG_DIRECTORY}"):
+            return StoreError(f"{fact}.", fix=f"Specify {root}/{name}, which is one.")
     if ROCKSDB_QUEUES in names:
         return StoreError(
-            f"{fact}: it keeps its queues in RocksDB (storeType=defaultRocksDB) and has no commit"
-            " log here.",
-            fix=f"Name the log with {option}; queues in RocksDB cannot be read.",
+            f"{fact}: it keeps its queues in RocksDB (storeType=defaultRocksDB) and contains no"
+            " commit log.",
+            fix=f"Specify the log with {option}; queues in RocksDB cannot be read.",
         )
     return StoreError(
-        f"{fact}: {log_paths} holds no commit log.",
-        fix="Name the directory that holds commitlog, consumequeue and config (the one that"
-        f" storePathRootDir says), and with {option} the one that storePathCommitLog says when the"
-        " log lies elsewhere.",
+        f"{fact}: {log_paths} contains no commit log.",
+        fix="Specify the directory that contains commitlog, consumequeue and config (the value of"
+        f" storePathRootDir). If the log is elsewhere, specify its directory with {option} (the"
+        " value of storePathCommitLog).",
     )
 
 
-def cannot_open(root: str, error: OSError) -> StoreError:
-    """The error of the system as one of the store: path, reason, cure."""
+def open_error(root: str, error: OSError) -> StoreError:
+    """Return the StoreError for an OSError at opening: path, reason, fix."""
     return StoreError(
         f"The store in {root} cannot be opened: {error.strerror or error}"
         f"{f' ({error.filename})' if error.filename else ''}.",
@@ -387,38 +446,41 @@ def cannot_open(root: str, error: OSError) -> StoreError:
     )
 
 
-def fit_sizes(config: StoreConfig, files: Files, option: str = "storePathCommitLog") -> StoreConfig:
-    """`config` with the sizes of the files that are there: a copy of a store alone does not say
-    what mappedFileSizeCommitLog, …ConsumeQueue and …TimerLog were (spec/store.md §1).
+def detect_file_sizes(
+    config: StoreConfig, files: Files, option: str = "storePathCommitLog"
+) -> StoreConfig:
+    """Return `config` with the sizes of the files that exist.
 
-    Where files differ the most frequent size counts: opening the store then names the odd one.
-    Raises StoreError when `config.root` holds no store; `option` says where a log lies elsewhere.
+    A copy of a store does not contain mappedFileSizeCommitLog, …ConsumeQueue and …TimerLog
+    (spec/store.md §1). If sizes differ, the most frequent one is used; opening the store then names
+    the other file. Raises StoreError if `config.root` is not a store; `option` is how the user
+    specifies where the log is.
     """
 
-    def paths(directory: str) -> Iterator[str]:
+    def segment_paths(directory: str) -> Iterator[str]:
         return (f"{directory}/{name}" for name in files.names(directory) if is_segment_name(name))
 
-    def size(found: Iterable[str], configured: int) -> int:
+    def size(paths: Iterable[str], configured: int) -> int:
         sizes: Counter[int] = Counter()
-        for path in found:
+        for path in paths:
             with closing(files.open(path)) as file:
                 sizes[file.size()] += 1
-        del sizes[0]  # the trace of a crash at the file's creation
+        del sizes[0]  # left by a crash that interrupted the file's creation
         return configured if not sizes or configured in sizes else sizes.most_common(1)[0][0]
 
     log, queues = config.commit_log_path, config.consume_queue_path
-    if not any(paths(log)):
-        raise no_store(files, config.root, log, option)
+    if not any(segment_paths(log)):
+        raise not_a_store_error(files, config.root, log, option)
     queue_files = (
         path
         for topic in files.names(queues)
         for queue_id in files.names(f"{queues}/{topic}")
-        for path in paths(f"{queues}/{topic}/{queue_id}")
+        for path in segment_paths(f"{queues}/{topic}/{queue_id}")
     )
-    timer_log = paths(f"{config.root}/timerlog")
+    timer_log = segment_paths(f"{config.root}/timerlog")
     return replace(
         config,
-        commit_log_file_bytes=size(paths(log), config.commit_log_file_bytes),
+        commit_log_file_bytes=size(segment_paths(log), config.commit_log_file_bytes),
         consume_queue_file_bytes=size(
             islice(queue_files, QUEUE_FILES_MAX), config.consume_queue_file_bytes
         ),

@@ -1,44 +1,50 @@
-"""From the log to the queues: whole records, one by one or many at a time, each into its queue.
+"""Dispatching records: from the commit log to the consume queues, one by one or many at a time.
 
-At a start (`recover`) and behind a master (`follow`).
-
-A record's queue and offset have no checksum. One that cannot be (it goes back in its queue, or
-skips more offsets than there was room for in the log) waits for the next one of its queue: only
-when that goes on from it the queue does as well, else the record is passed over and logged.
-Nothing is dispatched twice: a queue ignores units that it has (`Queue.put`).
+Recovery (`recover`) and slaves (`follow`) dispatch records. A record's queue id and offset have no
+checksum. A record whose offset is implausible (it goes back in its queue, or skips more offsets
+than there was room for in the log) is a *suspect*: it waits for the next record of its queue. If
+that record has the following offset, both are added to the queue. Otherwise the suspect is skipped
+and logged. No record is dispatched twice: a queue ignores units that it has (`Queue.put`).
 """
 
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from sluicemq.record.layout import RECORD_BYTES_MIN
 from sluicemq.store.log import (
     BLANK_BYTES,
     DELAYS_MS,
-    LOST_CODE,
+    PLACEHOLDER_CODE,
     CommitLog,
-    Scanned,
-    record_size,
+    LogRecord,
 )
-from sluicemq.store.queues import OFFSET_MAX, ConsumeQueues, Queue, Unit, is_possible
+from sluicemq.store.queues import OFFSET_MAX, ConsumeQueues, Queue, Unit, is_valid_key
 
 if TYPE_CHECKING:
-    from sluicemq.store.bulk import Group, Sweep
+    from sluicemq.store.bulk import QueueUnits, Sweep
 
 logger = logging.getLogger(__name__)
 
-SINGLES_FIRST: Final = 2000
-"""A walk shorter than this is over before NumPy would be imported."""
-SINGLES_BETWEEN: Final = 32
-"""So many are read one by one where columns do not help, more each time, up to the number above."""
+SINGLE_RECORDS_FIRST: Final = 2000
+"""The first records of a walk, which are read one by one.
+
+A walk that is shorter than this ends before NumPy would be imported.
+"""
+SINGLE_RECORDS_BETWEEN: Final = 32
+"""Number of records that are read one by one after columns did not help.
+
+The number doubles each time, up to `SINGLE_RECORDS_FIRST`.
+"""
 
 
 class Dispatcher:
-    """Puts records of the log into their queues.
+    """Adds records of the log to their queues.
 
-    `added` is how many units were not there before, `grown` are the queues that got them, and
-    `time_ms` is the store time of the last record that was seen (0: none).
+    `units_added` counts the units that the queues did not have before. `grown_queues` are the
+    queues that received them. `last_store_time_ms` is the store time of the last record that was
+    read (0 if there was none).
     """
 
     def __init__(
@@ -56,116 +62,136 @@ class Dispatcher:
         self._delays_ms = delays_ms
         self._by_name: dict[tuple[bytes, int], Queue] = {}
         self._suspects: dict[Queue, tuple[int, Unit]] = {}
-        self.added = 0
-        self.grown: set[Queue] = set()
-        self.time_ms = 0
+        self.units_added = 0
+        self.grown_queues: set[Queue] = set()
+        self.last_store_time_ms = 0
 
-    def forget(self) -> None:
-        """The queues are others from now on."""
+    def reset(self) -> None:
+        """Forget all queues and counts, because the queues have been removed or truncated."""
         self._by_name.clear()
         self._suspects.clear()
-        self.grown.clear()
-        self.added = 0
+        self.grown_queues.clear()
+        self.units_added = 0
 
-    def walk(
+    def dispatch_records(
         self, start: int, stop: int | None = None, *, may_gap: bool, singles: int | None = None
     ) -> int | None:
-        """Put every record from `start` on, up to `stop`, into its queue; the end of the last one,
-        or None at a gap: the queue lacks units before this one. `singles`: see `sweep_records`."""
+        """Add every record from `start` on, up to `stop`, to its queue.
+
+        Returns the position behind the last record. Returns None at a gap, where a queue lacks the
+        units before a record, unless `may_gap` is set; gaps are then filled with blank units. For
+        `singles` see `sweep_records`.
+        """
         end = start
-        for found in sweep_records(
-            self._log, start, stop, check_crc=self._check_crc, delays_ms=self._delays_ms,
+        for records in sweep_records(
+            self._log,
+            start,
+            stop,
+            check_crc=self._check_crc,
+            delays_ms=self._delays_ms,
             singles=singles,
-        ):  # fmt: skip
-            if not isinstance(found, Scanned):
-                is_complete = all(self._dispatch_group(g, may_gap=may_gap) for g in found.groups)
-            elif found.is_queued:
-                code = found.tag_code(self._delays_ms)
-                unit = Unit(found.position, found.size_bytes, code)
-                queue = self._queue(found.topic, found.queue_id)
-                is_complete = self._put(queue, found.queue_offset, unit, may_gap=may_gap)
-                for other, offset in found.other_queues() if is_complete else ():
-                    self._put(self._queues.open(other), offset, unit, may_gap=True)
+        ):
+            if not isinstance(records, LogRecord):
+                is_complete = all(
+                    self._dispatch_group(group, may_gap=may_gap) for group in records.groups
+                )
+            elif records.is_queued:
+                code = records.tag_code(self._delays_ms)
+                unit = Unit(records.position, records.size_bytes, code)
+                queue = self._queue_of(records.topic, records.queue_id)
+                is_complete = self._put(queue, records.queue_offset, unit, may_gap=may_gap)
+                for key, offset in records.extra_queues() if is_complete else ():
+                    self._put(self._queues.get_unchecked(key), offset, unit, may_gap=True)
             else:
                 is_complete = True
             if not is_complete:
                 return None
-            end = found.end
-            self.time_ms = found.store_time_ms
+            end = records.end
+            self.last_store_time_ms = records.store_time_ms
         return end
 
-    def settle(self, *, is_end: bool = True) -> None:
-        """Nothing follows (for now): decide about what waits for the next of its queue."""
+    def resolve_suspects(self, *, is_end: bool = True) -> None:
+        """Decide about suspects, because no record follows for now.
+
+        A suspect with offset 0 is added: its topic was deleted and created again. Any other suspect
+        is logged and dropped if `is_end` is set, else it continues to wait.
+        """
         for queue, (offset, unit) in list(self._suspects.items()):
-            if offset == 0:  # the topic was deleted and made again, and has one message
-                self._place(queue, offset, unit)
+            if offset == 0:  # the topic was deleted and created again, and has one message
+                self._add_unit(queue, offset, unit)
             elif is_end:
-                _report_suspect(queue, offset, unit)
+                _log_impossible_offset(queue, offset, unit)
             else:
                 continue
             del self._suspects[queue]
 
-    def _dispatch_group(self, group: "Group", *, may_gap: bool) -> bool:
-        """Many units of one queue. False at a gap."""
-        queue = self._queue(group.topic, group.queue_id)
-        is_new = queue.topic not in self._queues.deleted.ends
-        is_row = group.is_row and is_new and is_possible(queue.key)
-        added = queue.extend(int(group.offsets[0]), group.units.tobytes()) if is_row else None
+    def _dispatch_group(self, group: "QueueUnits", *, may_gap: bool) -> bool:
+        """Add many units to one queue. Returns False at a gap."""
+        queue = self._queue_of(group.topic, group.queue_id)
+        was_deleted = queue.topic in self._queues.deleted.end_by_topic
+        is_plain = group.is_consecutive and not was_deleted and is_valid_key(queue.key)
+        added = queue.extend(int(group.offsets[0]), group.units.tobytes()) if is_plain else None
         if added is None:
             return all(
                 self._put(queue, offset, Unit._make(unit), may_gap=may_gap)
                 for offset, unit in group.rows()
             )
         if added:
-            self.added += added
-            self.grown.add(queue)
-            self._queues.note(queue)
+            self.units_added += added
+            self.grown_queues.add(queue)
+            self._queues.mark_dirty(queue)
         return True
 
-    def _queue(self, topic: bytes, queue_id: int) -> Queue:
+    def _queue_of(self, topic: bytes, queue_id: int) -> Queue:
+        """Return the queue for a topic as it is encoded in records."""
         queue = self._by_name.get((topic, queue_id))
         if queue is None:
             name = (topic.decode(errors="replace"), queue_id)
-            queue = self._by_name[topic, queue_id] = self._queues.open(name)
+            queue = self._by_name[topic, queue_id] = self._queues.get_unchecked(name)
         return queue
 
     def _put(self, queue: Queue, offset: int, unit: Unit, *, may_gap: bool) -> bool:
-        """False at a gap."""
-        if not self._queues.deleted.counts(queue.topic, unit.physical_offset):
+        """Add a unit to its queue, or let it wait as a suspect. Returns False at a gap."""
+        if not self._queues.deleted.is_live(queue.topic, unit.physical_offset):
             return True
         suspect = self._suspects.pop(queue, None)
         if suspect is not None and suspect[0] + 1 == offset:
-            self._place(queue, *suspect)
+            self._add_unit(queue, *suspect)
         elif suspect is not None:
-            _report_suspect(queue, *suspect)
+            _log_impossible_offset(queue, *suspect)
         offset_max = OFFSET_MAX
-        if not (self._log.start or queue.next_offset or unit.tag_code == LOST_CODE):
-            # The first of a queue in a whole log: no more than records fit before it.
+        if not (self._log.start or queue.next_offset or unit.tag_code == PLACEHOLDER_CODE):
+            # The log is complete and the queue empty, so the offset cannot exceed the number of
+            # records that fit before this one.
             offset_max = unit.physical_offset // RECORD_BYTES_MIN
-        if not is_possible(queue.key) or not 0 <= offset <= offset_max:
-            _report_suspect(queue, offset, unit)
+        if not is_valid_key(queue.key) or not 0 <= offset <= offset_max:
+            _log_impossible_offset(queue, offset, unit)
             return True
         if not _is_plausible(queue, offset, unit):
             self._suspects[queue] = (offset, unit)
             return True
         if offset > queue.next_offset and not may_gap:
             logger.warning(
-                "queue %s/%d lacks the units from %d to %d",
-                queue.topic, queue.queue_id, queue.next_offset, offset,
-            )  # fmt: skip
+                "queue %s/%d lacks the units from offset %d to before %d",
+                queue.topic,
+                queue.queue_id,
+                queue.next_offset,
+                offset,
+            )
             return False
-        self._place(queue, offset, unit)
+        self._add_unit(queue, offset, unit)
         return True
 
-    def _place(self, queue: Queue, offset: int, unit: Unit) -> None:
+    def _add_unit(self, queue: Queue, offset: int, unit: Unit) -> None:
+        """Add a unit to its queue, and count it if the queue did not have it."""
         if queue.put(offset, unit):
-            self.added += 1
-            self.grown.add(queue)
-            self._queues.note(queue)
+            self.units_added += 1
+            self.grown_queues.add(queue)
+            self._queues.mark_dirty(queue)
 
 
 def _is_plausible(queue: Queue, offset: int, unit: Unit) -> bool:
-    """Whether a record with this offset can be where it is, as far as the queue knows."""
+    """Return whether a record with this offset can be where it is, judging by its queue."""
     end = queue.next_offset
     if end == offset:
         return True
@@ -173,17 +199,21 @@ def _is_plausible(queue: Queue, offset: int, unit: Unit) -> bool:
         known = queue.unit(offset)
         return known is not None and known.physical_offset >= unit.physical_offset
     last = queue.unit(end - 1)
-    if last is None or not last.is_used or last.is_blank or last.tag_code == LOST_CODE:
-        return True  # a place holder may lie far before the place of what it stands for
+    if last is None or not last.is_used or last.is_blank or last.tag_code == PLACEHOLDER_CODE:
+        return True  # a placeholder may lie far before the position of the lost message
     return (offset - end + 1) * RECORD_BYTES_MIN <= unit.physical_offset - last.physical_offset
 
 
-def _report_suspect(queue: Queue, offset: int, unit: Unit) -> None:
+def _log_impossible_offset(queue: Queue, offset: int, unit: Unit) -> None:
+    """Log a record that is skipped because it cannot have its offset."""
     logger.error(
-        "the record at %d of the log is damaged and is passed over: it says that it is message %d"
-        " of queue %s/%d, which cannot be; stop the broker and run `sluice store repair`",
-        unit.physical_offset, offset, queue.topic, queue.queue_id,
-    )  # fmt: skip
+        "the record at position %d of the log is damaged and is skipped: it claims to be message %d"
+        " of queue %s/%d, which is impossible; stop the broker and run `sluice store repair`",
+        unit.physical_offset,
+        offset,
+        queue.topic,
+        queue.queue_id,
+    )
 
 
 def sweep_records(
@@ -194,42 +224,43 @@ def sweep_records(
     check_crc: bool = True,
     delays_ms: Sequence[int] = DELAYS_MS,
     singles: int | None = None,
-) -> "Iterator[Scanned | Sweep]":
-    """As `CommitLog.scan`, many records at a time where there are many; those that end at `stop` or
-    before.
+) -> "Iterator[LogRecord | Sweep]":
+    """Yield the valid records from `start` on that end at `stop` or before, like `CommitLog.scan`.
 
-    The first `singles` come singly (by default so many that a short walk, the usual one, does
-    without NumPy). `delays_ms` are the delays of level 1, 2, … (messageDelayLevel), for the units
-    of delayed messages.
+    Where there are many, they come in columns (`Sweep`). The first `singles` records come one by
+    one; None means as many as a short walk, the usual case, needs to do without NumPy. `delays_ms`
+    are the delays of level 1, 2, … (messageDelayLevel), for the units of delayed messages.
     """
-    singles, between = SINGLES_FIRST if singles is None else singles, SINGLES_BETWEEN
+    singles, between = SINGLE_RECORDS_FIRST if singles is None else singles, SINGLE_RECORDS_BETWEEN
     position = start
-    while (segment := log.segments.at(position)) is not None:
-        base = segment.base
-        limit = segment.end if stop is None else min(stop, segment.end)
-        while limit - position >= BLANK_BYTES and not log.is_blank_at(segment, position):
-            view = segment.data_view(limit if stop is not None else position + BLANK_BYTES)
-            if stop is not None and position + record_size(*segment.look(position, 4)) > limit:
+    while True:
+        if singles:
+            count = 0
+            for record in islice(log.scan(position, stop, check_crc=check_crc), singles):
+                yield record
+                position = record.end
+                count += 1
+            if count < singles:
                 return
-            found: Scanned | Sweep | None
-            if singles:
-                singles -= 1
-                found = log.counted_at(position, check_crc=check_crc)
-                if found is None:
-                    return
-            else:
-                from sluicemq.store.bulk import sweep_piece  # noqa: PLC0415 - NumPy: long walks
 
-                found = sweep_piece(
-                    view[: limit - base], position - base, base, check_crc=check_crc,
-                    requires_checksum=log.requires_checksum, delays_ms=delays_ms,
-                )  # fmt: skip
-                is_worth_it = found is not None and found.count >= SINGLES_BETWEEN
-                between = SINGLES_BETWEEN if is_worth_it else min(2 * between, SINGLES_FIRST)
-                singles = 0 if is_worth_it else between
-            if found is not None:
-                yield found
-                position = found.end
-        if limit < segment.end:
+        room = log.next_room(position, stop)
+        if room is None:
             return
-        position = segment.end
+        segment, position, limit = room
+        from sluicemq.store.bulk import sweep_piece  # noqa: PLC0415 - imports NumPy
+
+        view = segment.data_view(limit if stop is not None else position + BLANK_BYTES)
+        sweep = sweep_piece(
+            view[: limit - segment.base],
+            position - segment.base,
+            segment.base,
+            check_crc=check_crc,
+            requires_checksum=log.requires_checksum,
+            delays_ms=delays_ms,
+        )
+        if sweep is not None:
+            yield sweep
+            position = sweep.end
+        is_worth_it = sweep is not None and sweep.count >= SINGLE_RECORDS_BETWEEN
+        between = SINGLE_RECORDS_BETWEEN if is_worth_it else min(2 * between, SINGLE_RECORDS_FIRST)
+        singles = 0 if is_worth_it else between

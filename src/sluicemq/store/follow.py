@@ -1,24 +1,26 @@
-"""A store whose log a master writes: bytes in, queues out.
+"""The log of a slave: the master's bytes come in, and complete records are added to their queues.
 
     log    ======================|===========|~~~~
-           visible, in queues    whole, not   the beginning
-                                 confirmed    of a record
+           visible, in queues    complete,    the beginning
+                                 not yet      of a record
+                                 confirmed
                                  ^            ^   ^
-                                 records_end      end: what is reported
+                                 records_end      end: the slave reports this position
 
-`append` takes the bytes as they come, wherever a master cuts them. `dispatch` puts whole records
-into their queues up to what is confirmed, and shows them: what was not confirmed may be another
-master's tomorrow. So `truncate`, which takes such a tail away, takes back nothing that a reader has
-seen; and when it has to go further (a store that was opened without its confirmed end), readers go
-with it. The writer is refused: who wants to write closes the store and opens it again.
+`append` writes the bytes as they come, wherever the master cuts them. `dispatch` adds complete
+records to their queues and makes them visible, up to the confirmed position: another master may
+replace what is not confirmed. So `truncate`, which removes such a tail, removes nothing that a
+reader has seen. If it has to remove more (in a store that was opened without its confirmed end),
+caches of readers are cleared too. The writer refuses messages; to write again, close the store and
+open it again.
 
-A truncation is safe at each of its steps. First a mark says, durably, what is true before and
-after: the log up to there, with the queues and the index as they are when they are cut. Then the
-files of the log go, last one first, then what is derived. Who keeps epochs beside the log cuts them
-after this.
+A truncation is safe at each of its steps. First a checkpoint is written that is valid before and
+after: the log up to the new end, with queues and index as they will be. Then the files of the log
+are removed, last one first, then what is derived from them. A caller that keeps terms beside the
+log truncates these afterwards.
 
-An empty store takes the first bytes at the beginning of any file, as a slave of RocketMQ's that is
-sent the last file only. `truncate(0)` makes a store empty.
+An empty store accepts the first bytes at the beginning of any file, like a RocketMQ slave that
+receives the last file only. `truncate(0)` empties a store.
 """
 
 from typing import Final, Protocol
@@ -32,29 +34,36 @@ from sluicemq.store.log import BLANK_BYTES, CommitLog
 from sluicemq.store.queues import Queue
 from sluicemq.store.writer import Writer
 
-COLUMNS_BYTES_MIN: Final = 64 << 10
-"""So much is dispatched many records at a time; less is faster one by one."""
-INDEX_BYTES_MIN: Final = 1 << 20
-"""After so much at a time the keys are indexed at once: a slave that catches up does with its index
-too. Else that is done now and then, as a master's."""
+SWEEP_BYTES_MIN: Final = 64 << 10
+"""At least this many bytes are dispatched in columns; fewer are faster record by record."""
+IMMEDIATE_INDEX_BYTES_MIN: Final = 1 << 20
+"""After at least this many bytes at once, keys are indexed immediately.
+
+So a slave that catches up catches up with its key index too. Otherwise the index is updated
+periodically, as on a master.
+"""
 
 
 class FollowedStore(Protocol):
-    """What a follower needs of the store around it."""
+    """The methods of the store that a follower uses."""
 
     keys: KeyIndex
 
-    def confirm(self, end_offset: int) -> None: ...
+    def confirm(self, end_offset: int) -> None:
+        """Make held-back messages visible whose records end at `end_offset` or before."""
 
-    def show(self, end: int, queues: list[tuple[Queue, int]]) -> None: ...
+    def make_visible(self, end: int, queues: list[tuple[Queue, int]]) -> None:
+        """Make everything before position `end` visible, in these queues up to these offsets."""
 
-    def begin_log(self, position: int) -> None: ...
+    def begin_log(self, position: int) -> None:
+        """Empty the store, and let its log begin at `position`."""
 
-    def cut_log(self, end: int) -> None: ...
+    def cut_log(self, end: int) -> None:
+        """Remove everything from position `end` on."""
 
 
-class Following:
-    """The face of a store for whoever brings the master's bytes. See the module."""
+class LogFollower:
+    """Receives the bytes that a master writes to the log of this store."""
 
     def __init__(
         self, store: FollowedStore, log: CommitLog, writer: Writer, dispatcher: Dispatcher
@@ -66,29 +75,29 @@ class Following:
 
     @property
     def end(self) -> int:
-        """Behind the last byte; 0 in an empty store, or where it is to begin."""
+        """The position behind the last byte, or where an empty log will begin (0 if unknown)."""
         return self._log.written_offset
 
     @property
     def is_empty(self) -> bool:
-        """Whether the log may begin anywhere."""
+        """Whether the log is empty, so that it may begin at any file."""
         return self._log.written_offset == self._log.start
 
     def append(self, position: int, data: bytes | bytearray | memoryview) -> None:
-        """Write bytes of the master's log. Nothing is visible by that.
+        """Write bytes of the master's log at `position`. This makes no message visible.
 
-        `position` has to be `end`, or the beginning of any file when the store is empty. Raises
-        StoreError, and StoreFullError when there is no room; then nothing was written.
+        `position` must be `end`, or the beginning of any file if the store is empty. Raises
+        StoreError, or StoreFullError if there is no room; then nothing was written.
         """
         log = self._log
         file_bytes = log.segments.file_bytes
         if position != log.written_offset:
             if not self.is_empty or position % file_bytes:
                 raise StoreError(
-                    f"The master sends bytes from {position} on, the log in"
+                    f"The master sends bytes from {position} on, but the log in"
                     f" {log.segments.directory} ends at {log.written_offset}.",
-                    fix="Its log and this one are not the same: truncate this one to where they"
-                    " part, or begin with an empty directory.",
+                    fix="The two logs differ. Truncate this one to where they diverge, or start"
+                    " with an empty directory.",
                 )
             self._store.begin_log(position)
         view, end = memoryview(data), position + len(data)
@@ -98,14 +107,14 @@ class Following:
             pieces.append((position, view[:size]))
             view, position = view[size:], position + size
         log.write(pieces, end)
-        self._writer.move()
+        self._writer.continue_at_log_end()
 
     def dispatch(self, confirmed: int | None = None) -> None:
-        """Put whole records, up to `confirmed` (None: all there are), into their queues, and show
-        them.
+        """Add complete records to their queues, and make them visible, up to `confirmed`.
 
-        Raises StoreDamagedError where the master's bytes are no record, StoreError when a queue
-        cannot be written; what was dispatched before stays.
+        `confirmed` None means all records. Raises StoreDamagedError where the master's bytes are
+        not a record, and StoreError if a queue cannot be written. Records that were dispatched
+        before stay.
         """
         log, dispatcher = self._log, self._dispatcher
         stop = log.written_offset if confirmed is None else min(confirmed, log.written_offset)
@@ -113,53 +122,59 @@ class Following:
         start = log.records_end
         if stop <= start:
             return
-        singles = 0 if stop - start >= COLUMNS_BYTES_MIN else None
+        singles = 0 if stop - start >= SWEEP_BYTES_MIN else None
         try:
-            end = dispatcher.walk(start, stop, may_gap=True, singles=singles)
-            dispatcher.settle(is_end=False)
+            end = dispatcher.dispatch_records(start, stop, may_gap=True, singles=singles)
+            dispatcher.resolve_suspects(is_end=False)
         except OSError as error:
             raise StoreError(
                 f"The queues in {log.segments.directory} cannot be written: {error}.",
                 fix=fix_of(error),
             ) from error
-        assert end is not None  # gaps are filled
+        assert end is not None  # `may_gap` fills gaps
         segment = log.segments.at(end)
         if segment is not None and segment.end <= stop:
             is_over = segment.end - end < BLANK_BYTES
             end = segment.end if is_over else log.skip_blank(end)
         if end > start:
             log.followed_end = end
-            self._writer.last_time_ms = dispatcher.time_ms or self._writer.last_time_ms
-            self._store.show(end, [(queue, queue.next_offset) for queue in dispatcher.grown])
-            dispatcher.grown.clear()
-            if end - start >= INDEX_BYTES_MIN:
+            self._writer.last_time_ms = dispatcher.last_store_time_ms or self._writer.last_time_ms
+            self._store.make_visible(
+                end, [(queue, queue.next_offset) for queue in dispatcher.grown_queues]
+            )
+            dispatcher.grown_queues.clear()
+            if end - start >= IMMEDIATE_INDEX_BYTES_MIN:
                 self._store.keys.catch_up(2 * (end - start))
-        self._check_rest(end, stop)
+        self._check_partial_record(end, stop)
 
-    def _check_rest(self, end: int, stop: int) -> None:
-        """What was not dispatched has to be the beginning of a record, or of a blank one."""
+    def _check_partial_record(self, end: int, stop: int) -> None:
+        """Raise StoreDamagedError unless the bytes behind `end` are the beginning of a record.
+
+        A blank record is also accepted. `stop` is the position behind the bytes.
+        """
         segment = self._log.segments.at(end)
         if segment is None or stop - end < BLANK_BYTES:
             return
         room = segment.end - end
-        size, magic = BLANK.struct.unpack_from(*segment.look(end, BLANK_BYTES))
+        size, magic = BLANK.struct.unpack_from(*segment.safe_view(end, BLANK_BYTES))
         is_record = magic in MAGICS and RECORD_BYTES_MIN <= size <= room
         is_begun = is_record and end + size > stop
         if not is_begun and not (magic == MAGIC_BLANK and size == room):
-            place = f"{end} (byte {end - segment.base} of {segment.path})"
+            where = f"{end} (byte {end - segment.base} of {segment.path})"
             raise StoreDamagedError(
-                f"What the master sent for {place} is no record: {self._log.explain(end)}.",
-                fix="Check the master's store with `sluice store verify`; then begin here with an"
-                " empty directory.",
+                f"The master sent bytes for position {where} that are not a valid record:"
+                f" {self._log.explain_bad_record(end)}.",
+                fix="Check the master's store with `sluice store verify`, then start this broker"
+                " with an empty directory.",
             )
 
     def truncate(self, end: int) -> None:
-        """Forget everything from `end` on, durably; nothing when the log ends before.
+        """Remove everything from position `end` on, durably. Does nothing if the log ends before.
 
-        At the log's start or before it the store is empty then. Raises StoreError: the log then
-        takes no more, and a restart finishes what was begun, or undoes it.
+        The store becomes empty if `end` is at the log's start or before. If this raises StoreError,
+        the log accepts no more bytes, and a restart finishes or undoes the truncation.
         """
         if end < self.end:
-            self._dispatcher.forget()
+            self._dispatcher.reset()
             self._store.cut_log(end)
-            self._writer.move()
+            self._writer.continue_at_log_end()

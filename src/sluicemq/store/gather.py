@@ -1,34 +1,33 @@
-"""Collecting the records of a read within its limits, as slices of the log, none of them damaged.
+"""Collecting the records of a read within its limits, as slices of the log, without damaged ones.
 
-No message is copied or decoded: units come in, adjacent records are one slice. With a filter of an
-ordinary pull it is also no more than the reader can hold (`Reach`), reckoned from the first match
-it has not consumed: a pull names the offset up to which everything is consumed.
+No message is copied or decoded: `RecordCollector` receives units, and adjacent records become one
+slice. A filtered, ordinary pull also gets no more matches than its reader can hold (`SpanLimit`),
+counted from the first match that the reader has not consumed.
 
-Seven hundred conditions on two thousand messages take a quarter of a second: no reader may hold the
-loop so long. A read that has to know verdicts which take long ends with a `Judgement` instead: the
-caller runs it in any thread, keeps what it found, and reads again, which finds it. A read that has
-come to something before it needs one ends there, as one whose time is up.
+Evaluating seven hundred conditions on two thousand messages takes a quarter of a second, and no
+reader may occupy the event loop for so long. A read that needs results of such a filter ends with
+`PostponedWork`. The caller runs the work in any thread, stores its result, and reads again. If the
+read has found messages before, it ends with these, as a read whose time is over.
 
-Readers do not see damage (`Soundness`): it is mended from the log, passed over, or refused, and
-always logged. An ordinary start does not read the whole store, so a disk may have spoilt what lies
-far back. What this process has written itself is trusted; a record from before is looked at when it
-is read:
+An ordinary start does not read the whole store, so old records may be damaged unnoticed. Readers
+never see damage (`RecordVerifier`). Records that this process has written are trusted. Older
+records are checked when they are read:
 
-    an ordinary pull     wholly, CRC included, and whether it is the queue's: it carries 32 messages
-    a bulk read          size, magic number, position, queue id and offset, in columns when many
+    ordinary pull   the whole record with its CRC, and whether it belongs to the queue; a pull
+                    carries 32 messages
+    bulk read       size, magic number, position, queue id and offset, in columns for many units
 
-What does not agree is one of three things:
+A mismatch has one of three causes:
 
-    the unit is wrong    the log has the message, between the records of its neighbours in the
-                         queue: the unit is written anew
-    the queue is wrong   its units lead to records of other queues, and so do the neighbours': it is
-                         read no more, and the next start builds the queues anew (`is_doubtful`)
-    the record is bad    the unit becomes a blank one: the reader goes on behind it, instead of
-                         being handed nonsense or staying in front of it for ever
+    wrong unit       the log has the message between the records of the neighbouring units: the
+                     unit is rebuilt
+    wrong queue      the units, and those around them, lead to records of other queues: reading the
+                     queue fails, and the next start rebuilds all queues (`is_doubtful`)
+    damaged record   the unit becomes a blank one, and the reader continues behind it
 
-Each is logged once, with the cure. Place holders of a repair (`log.LOST_CODE`) are passed over in
-silence. Not seen here is a changed tag code in a unit whose message a tag filter leaves out: only
-`sluice store verify` compares those.
+Each case is logged once, with its fix. Placeholders of a repair (`log.PLACEHOLDER_CODE`) are
+skipped silently. One kind of damage goes unnoticed: a changed tag code in a unit whose message the
+tag filter therefore rejects. Only `sluice store verify` compares tag codes.
 """
 
 import contextlib
@@ -54,7 +53,7 @@ from sluicemq.record.layout import (
     RECORD_BYTES_MIN,
     RECORD_HEAD,
 )
-from sluicemq.store.log import LOST_CODE, CommitLog, records_from
+from sluicemq.store.log import PLACEHOLDER_CODE, CommitLog, iter_whole_records
 from sluicemq.store.queues import (
     BLANK_SIZE,
     BLANK_UNIT,
@@ -68,36 +67,50 @@ from sluicemq.store.queues import (
 )
 from sluicemq.store.segments import Segment
 
-PULL_SPAN_MAX: Final = 2000
-"""How far apart the matches may lie that a client of ordinary pulls has and has not consumed, as
-long as nothing else is known of it (`broker.consume.delivered`).
+logger = logging.getLogger(__name__)
 
-The Java push consumer holds back for 50 ms when they span more (its consumeConcurrentlyMaxSpan):
-an answer of 32 matches of a rare tag would cost more than it brings."""
-NO_LIMIT: Final = 1 << 62
-WEIGHT_INLINE: Final = 512
-"""Of filters that are asked at once, record by record: some 20 µs each."""
-RECORDS_S: Final = 0.002
-"""After so long a read that looks at records ends."""
-FILTERS_KEPT: Final = 64
-RECORDS_KEPT: Final = 1024
-"""Of each of them; it is asked about 256 at once."""
+PULL_SPAN_MAX: Final = 2000
+"""How many offsets apart the matches may be that a client has received and not consumed.
+
+This is the default for clients whose span is not known otherwise (`broker.consume.delivery`). The
+Java push consumer pauses for 50 ms when its messages span more (consumeConcurrentlyMaxSpan), so an
+answer with 32 matches of a rare tag would slow it down.
+"""
+UNLIMITED: Final = 1 << 62
+INLINE_WEIGHT_MAX: Final = 512
+"""Filters up to this weight are evaluated in the read, which takes about 20 µs for each record."""
+READ_TIME_MAX_S: Final = 0.002
+"""A read that examines records ends after this time."""
+CACHED_FILTERS_MAX: Final = 64
+"""Number of filters whose results are cached."""
+CACHED_RECORDS_MAX: Final = 1024
+"""Number of records for which the results of one filter are cached. One read asks for about 256."""
 _READ_UNITS_MAX: Final = 4096
 _RUNS_BYTES_MIN: Final = 512 * UNIT_BYTES
-"""Fewer units are faster one by one, and ordinary pulls never have so many."""
-Select = Callable[[Units], Iterable[int]]
-"""Which of some units are wanted: their indices, ascending."""
+"""Fewer units than this are collected faster one by one. An ordinary pull never has as many."""
+UnitSelector = Callable[[Units], Iterable[int]]
+"""A function that returns the indices of the wanted units, in ascending order."""
 REPORTS_MAX: Final = 1000
-"""So many places are logged; the rest is only counted."""
-COLUMNS_MIN: Final = 256
-MEND_BYTES_MAX: Final = 16 << 20
-"""So much of the log is searched for the message of a wrong unit."""
-_HEAD: Final = RECORD_HEAD.only("size", "magic", "queue_id", "queue_offset", "physical_offset")
+"""At most this many damaged records are logged; further ones are only counted."""
+VECTORISED_UNITS_MIN: Final = 256
+"""The heads of at least this many records are checked in columns."""
+UNIT_SEARCH_BYTES_MAX: Final = 16 << 20
+"""At most this many bytes of the log are searched for the message of a wrong unit."""
+_HEAD_FIELDS: Final = RECORD_HEAD.only(
+    "size", "magic", "queue_id", "queue_offset", "physical_offset"
+)
 _unpack_whole: Final = RECORD_HEAD.only(
-    "size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag",
-    "store_time", "body_length",
-).unpack_from  # fmt: skip
-_NOTHING: Final = memoryview(b"")
+    "size",
+    "magic",
+    "body_crc",
+    "queue_id",
+    "queue_offset",
+    "physical_offset",
+    "sys_flag",
+    "store_time",
+    "body_length",
+).unpack_from
+_EMPTY: Final = memoryview(b"")
 _unpack_units: Final = UNIT.iter_unpack
 _first_position: Final = struct.Struct(">q").unpack_from
 
@@ -105,54 +118,65 @@ _first_position: Final = struct.Struct(">q").unpack_from
 def are_whole(
     units: Units, offsets: Sequence[int], segment: Segment, queue: Queue, lost_code: int
 ) -> bool:
-    """Are the records of the units, which stand at these offsets of the queue, all common ones,
-    whole, and in one file of the log? False where each has to be looked at. HOT; as the compiled
-    engine has it."""
+    """Return whether all records of the units are common (V1, IPv4), valid, and in `segment`. HOT.
+
+    The units have these queue `offsets`. False means that each record must be checked separately.
+    The compiled engine has the same function.
+    """
     base, topic, queue_id = segment.base, queue.topic_part, queue.queue_id
     view = segment.data_view(end_of_last(units))
     room = base + len(view) - RECORD_BYTES_MIN
     for (position, size, code), offset in zip(_unpack_units(units), offsets, strict=True):
         if code == lost_code or not base <= position <= room or size < RECORD_BYTES_MIN:
             return False
-        at = position - base
-        length, magic, crc, number, at_offset, place, flags, time_ms, body_length = _unpack_whole(
-            view, at
-        )
-        begin = at + RECORD_HEAD.size
+        start = position - base
+        (
+            stored_size,
+            magic,
+            crc,
+            stored_queue_id,
+            stored_offset,
+            stored_position,
+            flags,
+            time_ms,
+            body_length,
+        ) = _unpack_whole(view, start)
+        begin = start + RECORD_HEAD.size
         end = begin + body_length
-        behind = bytes(view[end : at + size])
+        behind_body = bytes(view[end : start + size])
         properties = len(topic) + 2
         if (
-            (length, magic, number, at_offset) != (size, MAGIC_V1, queue_id, offset)
-            or place != position
+            (stored_size, magic, stored_queue_id) != (size, MAGIC_V1, queue_id)
+            or stored_offset != offset
+            or stored_position != position
             or flags & HOST_BITS
             or not time_ms
             or not 0 <= body_length <= size - RECORD_BYTES_MIN
             or crc32(view[begin:end]) & CRC_MASK != crc
-            or at + size > len(view)
-            or not behind.startswith(topic)
-            or int.from_bytes(behind[properties - 2 : properties], "big")
-            != len(behind) - properties
-            or b"\0" in behind[properties:]
+            or start + size > len(view)
+            or not behind_body.startswith(topic)
+            or int.from_bytes(behind_body[properties - 2 : properties], "big")
+            != len(behind_body) - properties
+            or b"\0" in behind_body[properties:]
         ):
             return False
     return True
 
 
 def end_of_last(units: Units) -> int:
-    """Return where the record of the last unit ends in the log, as the unit says."""
+    """Return the position behind the record of the last unit, as that unit says."""
     position, size, _ = UNIT.unpack_from(units, len(units) - UNIT_BYTES)
     return int(position) + int(size)
 
 
 @cache
-def _several(count: int) -> Callable[[Units], tuple[int, ...]]:
-    """Reads positions and sizes of so many units in turn."""
+def _positions_and_sizes(count: int) -> Callable[[Units], tuple[int, ...]]:
+    """Return a function that unpacks the positions and sizes of `count` units, in turn."""
     return struct.Struct(">" + count * "qi8x").unpack
 
 
-class Soundness:
-    """Looks at records written before `trusted_from`; knows what it has found."""
+class RecordVerifier:
+    """Checks records that were written before `trusted_from`, and counts damaged ones."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues, delays_ms: Sequence[int]) -> None:
         """`delays_ms` are the delays of level 1, 2, … (messageDelayLevel)."""
@@ -161,155 +185,184 @@ class Soundness:
         self._delays_ms = delays_ms
         self._found: set[int] = set()
         self.trusted_from = log.written_offset
-        """Records from here on are this process's own."""
+        """The position from which on this process has written the log itself."""
 
     @property
-    def damaged(self) -> int:
-        """How many damaged records readers have come upon."""
+    def damaged_count(self) -> int:
+        """Number of damaged records that readers have met."""
         return len(self._found)
 
     def is_trusted(self, position: int) -> bool:
-        """Whether what lies there was written by this process."""
+        """Return whether this process has written the record at `position`."""
         return self.trusted_from <= position < self._log.written_offset
 
-    def is_sound(self, position: int, size: int, *, is_whole: bool) -> bool:
-        """Whether the record may be given to a reader. Damage is logged and counted."""
-        reason = self._fault(Unit(position, size, 0), None, is_whole=is_whole)
+    def is_valid(self, position: int, size: int, *, is_whole: bool) -> bool:
+        """Return whether the record may be given to a reader. Damage is logged and counted.
+
+        `is_whole` checks the whole record, else only its head.
+        """
+        reason = self._find_fault(Unit(position, size, 0), None, is_whole=is_whole)
         if reason:
-            self._note(position, reason)
+            self._report_damage(position, reason)
         return reason is None
 
-    def blank_bad(
+    def repair_or_blank(
         self, units: Units, queue: Queue, offsets: Sequence[int], *, is_whole: bool
     ) -> Units:
-        """The units, mended where they are wrong, blank where they have no sound record.
+        """Return the units with wrong ones rebuilt, and blank ones in place of damaged records.
 
-        `offsets` are the queue offsets of the units. `is_whole` looks at whole records, else at
-        their heads. Units whose records retention has removed stay: the caller knows what to do.
-        Raises StoreDamagedError when the whole queue is wrong.
+        `offsets` are the queue offsets of the units. `is_whole` checks whole records, else only
+        their heads. Units of records that retention has removed stay as they are. Raises
+        StoreDamagedError if the whole queue is wrong.
         """
         segment = self._log.segments.at(UNIT.unpack_from(units)[0])
         if is_whole and segment is not None and not self._log.requires_checksum:
-            look = are_whole if engine.pulls is None else engine.pulls.are_whole
-            if look(units, offsets, segment, queue, LOST_CODE):
+            check = are_whole if engine.pulls is None else engine.pulls.are_whole
+            if check(units, offsets, segment, queue, PLACEHOLDER_CODE):
                 return units
         suspects: Sequence[int] = range(len(units) // UNIT_BYTES)
-        if not is_whole and segment is not None and len(suspects) >= COLUMNS_MIN:
-            from sluicemq.store.bulk import unproved_heads  # noqa: PLC0415 - NumPy: bulk reads
+        if not is_whole and segment is not None and len(suspects) >= VECTORISED_UNITS_MIN:
+            from sluicemq.store.bulk import unverified_heads  # noqa: PLC0415 - imports NumPy
 
             view = segment.data_view(end_of_last(units))
-            suspects = unproved_heads(view, segment.base, units, queue.queue_id, offsets)
-        blanked: bytearray | None = None
+            suspects = unverified_heads(view, segment.base, units, queue.queue_id, offsets)
+        repaired: bytearray | None = None
         for index in suspects:
             unit = Unit._make(UNIT.unpack_from(units, index * UNIT_BYTES))
             position, size, code = unit
-            if self.is_trusted(position) and code != LOST_CODE and size > 0:
+            if self.is_trusted(position) and code != PLACEHOLDER_CODE and size > 0:
                 continue
-            reason = self._fault(unit, (queue, offsets[index]), is_whole=is_whole)
+            reason = self._find_fault(unit, (queue, offsets[index]), is_whole=is_whole)
             if reason is None:
                 continue
-            mended = self._mended(unit, queue, offsets[index]) if reason else None
-            if reason and mended is None:
-                self._note(position, reason)
-            blanked = bytearray(units) if blanked is None else blanked
-            blanked[index * UNIT_BYTES : (index + 1) * UNIT_BYTES] = mended or BLANK_UNIT
-        return units if blanked is None else blanked
+            rebuilt = self._rebuild_unit(unit, queue, offsets[index]) if reason else None
+            if reason and rebuilt is None:
+                self._report_damage(position, reason)
+            repaired = bytearray(units) if repaired is None else repaired
+            repaired[index * UNIT_BYTES : (index + 1) * UNIT_BYTES] = rebuilt or BLANK_UNIT
+        return units if repaired is None else repaired
 
-    def _fault(self, unit: Unit, place: tuple[Queue, int] | None, *, is_whole: bool) -> str | None:
-        """Why the record may not be given to a reader (of a queue, at an offset of it); None when
-        it may, "" when there never was one."""
+    def _find_fault(
+        self, unit: Unit, place: tuple[Queue, int] | None, *, is_whole: bool
+    ) -> str | None:
+        """Return why the record of a unit may not be given to a reader; None if it may.
+
+        The reason is "" if there never was a record: the unit is blank, or of a placeholder.
+        `place` is the queue that the reader reads, and the offset in it.
+        """
         position, size, code = unit
-        if code == LOST_CODE or size == BLANK_SIZE:
+        if code == PLACEHOLDER_CODE or size == BLANK_SIZE:
             return ""
         if 0 <= position < self._log.start:
-            return None  # its file was deleted: that is no damage
+            return None  # retention has deleted the file, which is no damage
         segment = self._log.segments.at(position)
         if segment is None:
             return f"no file of the log holds byte {position}"
         if size < RECORD_BYTES_MIN or position + size > segment.end:
-            return f"a record of {size} bytes cannot be there"
+            return f"a record of {size} bytes does not fit there"
         if not is_whole:
-            view, at = segment.look(position, RECORD_BYTES_MIN)
-            found, magic, queue_id, offset, where = _HEAD.unpack_from(view, at)
-            is_record = found == size and magic in MAGICS and where == position
-            is_its = place is None or (queue_id, offset) == (place[0].queue_id, place[1])
-            if is_record and is_its:
+            view, at = segment.safe_view(position, RECORD_BYTES_MIN)
+            fields = _HEAD_FIELDS.unpack_from(view, at)
+            stored_size, magic, queue_id, stored_offset, stored_position = fields
+            is_record = stored_size == size and magic in MAGICS and stored_position == position
+            is_of_queue = place is None or (queue_id, stored_offset) == (
+                place[0].queue_id,
+                place[1],
+            )
+            if is_record and is_of_queue:
                 return None
-        record = self._log.counted_at(position)
+        record = self._log.find_valid_record(position)
         if record is None or record.size_bytes != size:
-            return f"{self._log.explain(position)} ({segment.path})"
-        if place is not None and not record.stands_in(place[0].key, place[1]):
-            return "it says that it stands elsewhere than its queue says"
+            return f"{self._log.explain_bad_record(position)} ({segment.path})"
+        if place is not None and not record.belongs_to(place[0].key, place[1]):
+            return "the record belongs to another queue or offset"
         return None
 
-    def _mended(self, unit: Unit, queue: Queue, offset: int) -> bytes | None:
-        """The unit as the log says it, written to the queue; None when it is the log that is bad.
+    def _rebuild_unit(self, unit: Unit, queue: Queue, offset: int) -> bytes | None:
+        """Find the message of a wrong unit in the log; write and return the right unit.
 
-        Raises StoreDamagedError when the units around are wrong too.
+        Returns None if the log does not have the record. Raises StoreDamagedError if the units
+        around are wrong too.
         """
-        before, behind = self._neighbour(queue, offset, -1), self._neighbour(queue, offset, 1)
+        before = self._nearest_valid_unit(queue, offset, -1)
+        behind = self._nearest_valid_unit(queue, offset, 1)
         start = self._log.start if before is None else before.end
         end = self._log.written_offset if behind is None else behind.physical_offset
-        if end - start <= MEND_BYTES_MAX:
-            for record in takewhile(lambda r: r.position < end, records_from(self._log, start)):
-                if record.is_queued and record.stands_in(queue.key, offset):
+        if end - start <= UNIT_SEARCH_BYTES_MAX:
+            for record in takewhile(
+                lambda r: r.position < end, iter_whole_records(self._log, start)
+            ):
+                if record.is_queued and record.belongs_to(queue.key, offset):
                     code = record.tag_code(self._delays_ms)
                     data = UNIT.pack(record.position, record.size_bytes, code)
                     logger.warning(
-                        "queue %s/%d: the unit of message %d was damaged, and is what the log says"
-                        " again", queue.topic, queue.queue_id, offset,
-                    )  # fmt: skip
-                    with contextlib.suppress(OSError):  # the reader has it, and finds it next time
-                        queue.mend(offset, data)
+                        "queue %s/%d: the unit of message %d was damaged, and has been rebuilt from"
+                        " the log",
+                        queue.topic,
+                        queue.queue_id,
+                        offset,
+                    )
+                    # If the unit cannot be written, the next reader rebuilds it again.
+                    with contextlib.suppress(OSError):
+                        queue.overwrite_unit(offset, data)
                     return data
-        if before is None and behind is None and self._log.counted_at(unit.physical_offset):
+        if before is None and behind is None and self._log.find_valid_record(unit.physical_offset):
             self._queues.is_doubtful = True
             raise StoreDamagedError(
                 f"The queue {queue.topic}/{queue.queue_id} in {queue.segments.directory} is damaged"
                 f" at {offset}: its units lead to records of other queues.",
-                fix="Stop the broker and start it again: it builds the queues anew from the log.",
+                fix="Restart the broker: it rebuilds the queues from the log.",
             )
         return None
 
-    def _neighbour(self, queue: Queue, offset: int, step: int) -> Unit | None:
-        """The nearest unit, in one direction, that leads to its record."""
-        for at in range(offset + step, offset + step * GAP_MAX, step):
-            unit = queue.unit(at) if queue.offset_min <= at < queue.visible_offset else None
+    def _nearest_valid_unit(self, queue: Queue, offset: int, step: int) -> Unit | None:
+        """Return the nearest unit around `offset` that leads to its record; None without one.
+
+        `step` is the direction: -1 or 1.
+        """
+        for other in range(offset + step, offset + step * GAP_MAX, step):
+            unit = queue.unit(other) if queue.offset_min <= other < queue.visible_offset else None
             if unit is None:
                 return None
-            if unit.is_used and self._fault(unit, (queue, at), is_whole=False) is None:
+            if unit.is_used and self._find_fault(unit, (queue, other), is_whole=False) is None:
                 return unit
         return None
 
-    def _note(self, position: int, reason: str) -> None:
+    def _report_damage(self, position: int, reason: str) -> None:
+        """Log a damaged record, unless it has been logged, and count it."""
         if position not in self._found and len(self._found) < REPORTS_MAX:
             logger.error(
-                "the record at %d of the log is damaged and is passed over: %s;"
-                " stop the broker and run `sluice store repair`", position, reason,
-            )  # fmt: skip
+                "the record at position %d of the log is damaged and is skipped: %s; stop the"
+                " broker and run `sluice store repair`",
+                position,
+                reason,
+            )
         self._found.add(position)
 
 
-class Judgement(NamedTuple):
-    """What a read has to know: `keep(run())`, of which `run` may happen in any thread."""
+class PostponedWork(NamedTuple):
+    """Work that must be done before a read can continue: `store_result(run())`.
+
+    `run` may be called in any thread, `store_result` in the event loop.
+    """
 
     run: Callable[[], Any]
-    keep: Callable[[Any], object]
+    store_result: Callable[[Any], object]
 
 
 class PostponedError(Exception):
-    """A read cannot go on without a judgement."""
+    """Raised when a read cannot continue before `work` is done."""
 
-    def __init__(self, judgement: Judgement) -> None:
-        super().__init__("verdicts have to be found first")
-        self.judgement = judgement
+    def __init__(self, work: PostponedWork) -> None:
+        super().__init__("the filter must be evaluated first")
+        self.work = work
 
 
-class JudgedRecords:
-    """Verdicts of filters on records, by their places in the log."""
+class FilterResultCache:
+    """Caches whether filters match records, by the positions of the records."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, tuple[MessageFilter, dict[int, bool]]] = OrderedDict()
+        self._results: OrderedDict[int, tuple[MessageFilter, dict[int, bool]]] = OrderedDict()
 
     def select(
         self,
@@ -317,48 +370,48 @@ class JudgedRecords:
         units: Units,
         properties_at: Callable[[int, int], Mapping[str, str]],
     ) -> Sequence[int]:
-        """Which of some units a filter wants: their indices. `properties_at` reads those of a
-        record by its position and size.
+        """Return the indices of the units that the filter selects.
 
-        Raises PostponedError.
+        `properties_at` returns the properties of a record by its position and size. Raises
+        PostponedError if results are missing.
         """
-        _, known = self._known.get(id(message_filter), (None, {}))
-        places = [
+        _, known = self._results.get(id(message_filter), (None, {}))
+        candidates = [
             (index, position, size)
             for index, (position, size, code) in enumerate(_unpack_units(units))
             if size != BLANK_SIZE and message_filter.by_consume_queue(code)
         ]
-        read = [
+        missing = [
             (position, properties_at(position, size))
-            for _, position, size in places
+            for _, position, size in candidates
             if position not in known
         ]
-        if not read:
-            return [index for index, position, _ in places if known[position]]
+        if not missing:
+            return [index for index, position, _ in candidates if known[position]]
 
         def run() -> dict[int, bool]:
             matches = message_filter.by_commit_log
-            return {position: matches(properties) for position, properties in read}
+            return {position: matches(properties) for position, properties in missing}
 
-        def keep(found: dict[int, bool]) -> None:
-            _, known = self._known.pop(id(message_filter), (None, {}))
-            if len(known) > RECORDS_KEPT - len(found):
+        def store_result(results: dict[int, bool]) -> None:
+            _, known = self._results.pop(id(message_filter), (None, {}))
+            if len(known) > CACHED_RECORDS_MAX - len(results):
                 known = {}
-            known.update(found)
-            # What is kept cannot have given its id to another.
-            self._known[id(message_filter)] = (message_filter, known)
-            if len(self._known) > FILTERS_KEPT:
-                self._known.popitem(last=False)
+            known.update(results)
+            # The entry keeps the filter alive, so that no other filter can get the same id.
+            self._results[id(message_filter)] = (message_filter, known)
+            if len(self._results) > CACHED_FILTERS_MAX:
+                self._results.popitem(last=False)
 
-        raise PostponedError(Judgement(run, keep))
+        raise PostponedError(PostponedWork(run, store_result))
 
 
-class Reach(NamedTuple):
-    """What a reader of ordinary pulls can hold.
+class SpanLimit(NamedTuple):
+    """Limits the messages that the reader of ordinary pulls holds.
 
-    It has consumed everything below `consumed`; the matches that it has and has not consumed may
-    lie `span_max` apart. When none of those that come is within that, a reader that `is_patient`
-    gets nothing, and another one gets as many as if it held nothing.
+    The reader has consumed everything before offset `consumed`. The matches that it has received
+    and not consumed may span `span_max` offsets. If the next match is beyond that, a reader that
+    `is_patient` gets no message, and any other reader gets as many as if it held none.
     """
 
     consumed: int
@@ -367,45 +420,53 @@ class Reach(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Gather:
+class RecordCollector:
     """Collects records within limits, as slices of the log.
 
-    `reach` None: the reader may hold any number. `held_from` is the first match that it holds (-1:
-    none that we know of), `last` the last one that it is given. `judgement`: the read cannot go on
-    without. `is_out_of_reach`: there is a match, and the reader has to ask for it once more.
-    `is_sure`: no evaluation of the filter has failed.
+    The limits are `count_max` messages and `bytes_max` bytes. `is_bulk` selects how records are
+    checked: see the module. `span_limit` None means that the reader may hold any number of
+    messages.
+
+    Results are `data` with `count` messages of `size_bytes`. `is_missing` says that the log does
+    not have a record that a unit locates. `held_from` is the first match that the reader holds (-1
+    if none is known), and `last_offset` the last one that it is given. `postponed` is work without
+    which the read cannot continue. `is_out_of_reach` says that there is a match which the reader
+    must request again. `is_filter_reliable` says that no evaluation of the filter over columns has
+    failed.
     """
 
     log: CommitLog
-    sound: Soundness
+    verifier: RecordVerifier
     queue: Queue
     count_max: int
     bytes_max: int
     is_bulk: bool
-    reach: Reach | None = None
+    span_limit: SpanLimit | None = None
     may_postpone: bool = False
     data: list[memoryview] = field(default_factory=list)
     count: int = 0
     size_bytes: int = 0
     is_missing: bool = False
     is_out_of_reach: bool = False
-    is_sure: bool = False
+    is_filter_reliable: bool = False
     held_from: int = -1
-    last: int = -1
-    judgement: Judgement | None = None
-    _run_start: int = -1  # of adjacent records, not yet sliced
+    last_offset: int = -1
+    postponed: PostponedWork | None = None
+    # The positions of a run of adjacent records that is not in `data` yet.
+    _run_start: int = -1
     _run_end: int = -1
-    _view: memoryview = _NOTHING  # the log file of the run, which holds [_base, _limit)
+    # The log file of the run, which contains the positions [_base, _limit).
+    _view: memoryview = _EMPTY
     _base: int = 0
     _limit: int = 0
 
     @property
     def room(self) -> int:
-        """How many more messages may come."""
+        """The number of messages that may still be taken."""
         return 0 if self.is_missing else self.count_max - self.count
 
     def take_from(self, offset: int) -> int:
-        """Take all from a queue offset on that have room; returns the next offset. HOT."""
+        """Take all messages from `offset` on that have room; return the next offset. HOT."""
         queue, high = self.queue, self.queue.visible_offset
         while offset < high and not self.is_missing and self.count < self.count_max:
             wanted = min(high - offset, self.count_max - self.count, _READ_UNITS_MAX)
@@ -420,13 +481,13 @@ class Gather:
         return offset
 
     def take_all(self, units: Units, offsets: Sequence[int]) -> int:
-        """Take the units in order; returns how many were dealt with. HOT.
+        """Take the units in order; return how many were taken or skipped. HOT.
 
         `offsets` are their queue offsets.
         """
-        if len(units) and not self.sound.is_trusted(_first_position(units)[0]):
+        if len(units) and not self.verifier.is_trusted(_first_position(units)[0]):
             is_whole = not self.is_bulk
-            units = self.sound.blank_bad(units, self.queue, offsets, is_whole=is_whole)
+            units = self.verifier.repair_or_blank(units, self.queue, offsets, is_whole=is_whole)
         if len(units) >= _RUNS_BYTES_MIN:
             done = self._take_runs(units)
         else:
@@ -434,8 +495,11 @@ class Gather:
         return done or self._take_singly(units)
 
     def _take_plain(self, units: Units) -> int:
-        """All of a few units, when nothing stands in the way: they have room, one file of the log
-        holds them, none is blank. 0 when something does, and nothing has changed then. HOT."""
+        """Take all of a few units if nothing prevents it; return their number. HOT.
+
+        There must be room for all, one log file must contain all records, and no unit may be blank.
+        Otherwise return 0, with nothing changed.
+        """
         count, room = len(units) // UNIT_BYTES, self.bytes_max - self.size_bytes
         if not 0 < count <= self.room:
             return 0
@@ -446,7 +510,7 @@ class Gather:
                 return 0
             self._view, self._base, self._limit = segment.view(), segment.base, segment.end
         view, base = self._view, self._base
-        numbers = _several(count)(units)
+        numbers = _positions_and_sizes(count)(units)
         starts, sizes = numbers[::2], numbers[1::2]
         size, end = sum(sizes), starts[-1] + sizes[-1]
         if max(sizes) == BLANK_SIZE or size > room or end > self._limit:
@@ -463,10 +527,10 @@ class Gather:
         return count
 
     def _take_singly(self, units: Units) -> int:
-        """One by one, as far as they have room; returns how many were dealt with."""
+        """Take units one by one while there is room; return how many were taken or skipped."""
         room = 0 if self.is_missing else self.count_max - self.count
         total, start, end = self.size_bytes, self._run_start, self._run_end
-        bytes_max = self.bytes_max if self.count else NO_LIMIT  # the first one always passes
+        bytes_max = self.bytes_max if self.count else UNLIMITED  # the first message always fits
         done = taken = 0
         for position, size, _ in _unpack_units(units):
             if size == BLANK_SIZE:
@@ -478,7 +542,7 @@ class Gather:
                 if start >= 0:
                     self.data.append(self._view[start - self._base : end - self._base])
                 start = position
-                if not self._base <= position <= self._limit - size and not self._turn_to(
+                if not self._base <= position <= self._limit - size and not self._switch_to_file_of(
                     position, size
                 ):
                     start = -1
@@ -494,65 +558,71 @@ class Gather:
         return done
 
     def _take_runs(self, units: Units) -> int:
-        """As many of the units as have room, run by run; 0 when they have to be looked at singly,
-        and nothing has changed then."""
-        from sluicemq.store.bulk import runs_of  # noqa: PLC0415 - NumPy for large reads only
+        """Take as many units as there is room for, in runs of adjacent records.
 
-        found = runs_of(units, self.room, self.bytes_max - self.size_bytes)
-        if found is None:
+        Returns the number of units. Returns 0, with nothing changed, if the units must be examined
+        one by one.
+        """
+        from sluicemq.store.bulk import find_runs  # noqa: PLC0415 - imports NumPy
+
+        runs = find_runs(units, self.room, self.bytes_max - self.size_bytes)
+        if runs is None:
             return 0
-        for start, end in found.places:
+        for start, end in runs.extents:
             segment = self.log.segments.at(start)
-            if segment is None or end > segment.end:  # one file of the log has to hold all of a run
+            if segment is None or end > segment.end:  # each run must lie in one file of the log
                 return 0
-        for start, end in found.places:
+        for start, end in runs.extents:
             if start != self._run_end:
                 self.close()
-                self._turn_to(start, end - start)
+                self._switch_to_file_of(start, end - start)
                 self._run_start = start
             self._run_end = end
-        self.count += found.messages
-        self.size_bytes += found.size_bytes
-        return found.messages
+        self.count += runs.messages
+        self.size_bytes += runs.size_bytes
+        return runs.messages
 
-    def take_some(self, units: Units, position: int, indices: Iterable[int]) -> int:
-        """Take the units at `indices`; returns the queue offset of the first one that found no
-        room, or -1. `position` is that of the first unit.
+    def take_indices(self, units: Units, position: int, indices: Iterable[int]) -> int:
+        """Take the units at `indices`; return the offset of the first one without room, or -1.
 
-        The chosen ones are put side by side first: one pass of `take_all` instead of one for each.
+        `position` is the queue offset of the first unit. The chosen units are first joined, so that
+        `take_all` runs once and not for each of them.
         """
         chosen = list(islice(indices, self.room + 1))
         begins = [index * UNIT_BYTES for index in chosen]
         side_by_side = b"".join([units[begin : begin + UNIT_BYTES] for begin in begins])
-        return self.take_chosen(side_by_side, [position + index for index in chosen])
+        return self.take_selected(side_by_side, [position + index for index in chosen])
 
-    def take_chosen(self, units: Units, offsets: Sequence[int]) -> int:
-        """Take units that lie side by side; returns the first of their queue `offsets` that found
-        no room, or -1. HOT."""
+    def take_selected(self, units: Units, offsets: Sequence[int]) -> int:
+        """Take units of matches; return the offset of the first one without room, or -1. HOT.
+
+        `offsets` are the queue offsets of the units, in ascending order.
+        """
         room = self.room
         wanted = min(len(offsets), room)
-        reach = self.reach
-        if reach is not None and wanted:  # only what the reader can hold beside what it has
+        limit = self.span_limit
+        if limit is not None and wanted:
             first, held_from = offsets[0], self.held_from
-            # Out of reach: it holds nothing, or does not count as Java does, unless it is patient.
-            is_beyond = held_from >= 0 and first - held_from > reach.span_max and not self.count
-            self.is_out_of_reach = is_beyond and reach.is_patient
-            if held_from < 0 or (is_beyond and not reach.is_patient):
+            # A match beyond the span is withheld from a patient reader only. Any other reader
+            # either holds nothing any more, or does not limit its span as Java's client does.
+            is_beyond = held_from >= 0 and first - held_from > limit.span_max and not self.count
+            self.is_out_of_reach = is_beyond and limit.is_patient
+            if held_from < 0 or (is_beyond and not limit.is_patient):
                 self.held_from = held_from = first
             if self.is_out_of_reach:
                 wanted = 0
-            elif offsets[wanted - 1] > held_from + reach.span_max:
-                wanted = bisect_right(offsets, held_from + reach.span_max, 0, wanted)
+            elif offsets[wanted - 1] > held_from + limit.span_max:
+                wanted = bisect_right(offsets, held_from + limit.span_max, 0, wanted)
         if wanted < len(offsets):
             done = self.take_all(units[: wanted * UNIT_BYTES], offsets[:wanted])
         else:
             done = self.take_all(units, offsets)
         if done:
-            self.last = offsets[done - 1]
+            self.last_offset = offsets[done - 1]
         return offsets[done] if done < len(offsets) else -1
 
-    def _turn_to(self, position: int, size: int) -> bool:
-        """Go on in the log file that holds the record; False when there is none."""
+    def _switch_to_file_of(self, position: int, size: int) -> bool:
+        """Continue in the log file that contains the record; return False if there is none."""
         segment = self.log.segments.at(position)
         end = 0 if segment is None else segment.base + segment.size
         if segment is None or position + size > end:
@@ -562,11 +632,8 @@ class Gather:
         return True
 
     def close(self) -> None:
-        """Slice the run that is open. Adjacent records lie in one file (a blank one ends it)."""
+        """Add the unfinished run to `data`. It lies in one file: a blank record ends each file."""
         if self._run_start >= 0:
             start, end = self._run_start - self._base, self._run_end - self._base
             self.data.append(self._view[start:end])
             self._run_start = self._run_end = -1
-
-
-logger = logging.getLogger(__name__)

@@ -1,34 +1,36 @@
-"""The commit log: every record of every topic, one after the other, in files of a fixed size.
+"""The commit log: all records of all topics, one after the other, in files of a fixed size.
 
-Written once a turn, one pwrite per file touched; a file that has no room for the next record and
-8 bytes more is closed by a blank record (spec/store.md §2.2). Three positions, left to right:
+Each commit writes once, with one pwrite for each file that it touches. A file without room for the
+next record and 8 more bytes is closed by a blank record (spec/store.md §2.2). The log knows two
+positions; the writer's own position lies behind them:
 
-    synced_offset <= written_offset        (and the writer's own, which the log does not know)
-    on disk          in the kernel
+    synced_offset    everything before is on disk
+    written_offset   everything before is in the kernel's page cache
 
-Behind a master (`follow`) the bytes may end within a record: `records_end` is how far queues, index
-and marks are then; with a writer it is `written_offset`.
+On a slave the log may end within a record. `records_end` is the position up to which queues, key
+index and checkpoints are complete. On a master it equals `written_offset`.
 
-`sync` may run in another thread than everything else. It covers what was written when it began
-(a group commit), in file order, and touches nothing that the writing thread changes: it reads
-`written_offset` once and writes `synced_offset`.
+`sync` may run in another thread than everything else. It covers what was written when it began, in
+the order of the files. It reads `written_offset` once and writes `synced_offset`, and changes
+nothing else that the writing thread uses.
 
-A failed write is wiped: what may have reached the file is overwritten with zeros and synced, or a
-later recovery would find records that were never acknowledged. Three kinds of errors:
+If a write fails, the bytes that may have reached the file are overwritten with zeros and synced.
+Otherwise recovery could find records that were never acknowledged. There are three kinds of errors:
 
-    passing   no descriptor or no memory: the turn is refused, the next one may succeed; a sync, and
-              a wipe, is made up for before the next write
-    full      the turn is refused, and so is every other one until there is room
-    final     a failed sync, or a failed wipe: the kernel may have thrown the pages away, so the log
-              takes no more writes, and what was not synced may come back after a restart or not
+    passing   no descriptor or no memory: this write is refused, and the next one may succeed;
+              a sync, or the overwriting, is repeated before the next write
+    full      the disk is full: all writes are refused until there is room
+    final     a sync or the overwriting failed: the kernel may have dropped the pages, so the log
+              accepts no more writes; messages that were not synced may or may not exist after a
+              restart
 
-Reading it at a start, a record counts only when everything agrees (`read_scanned`): magic, its size
-with its parts, its stored physical offset with its position (so that stale bytes of an earlier life
-of the file never come back), and the body with its CRC (spec/store.md §7). The CRC covers
-the body alone, and a torn write leaves zeros behind what arrived. A record can therefore look whole
-while its topic or properties are lost: neither may hold such zeros (`is_torn`; the writer refuses
-properties that would look so). With `forceVerifyPropCRC` a record also needs the checksum of its
-whole, see `record.checksum`.
+A record is valid (`parse_log_record`) only if its magic number is known, its size equals the sum of
+its parts, its stored position equals its real position, and the CRC of its body matches
+(spec/store.md §7). The stored position excludes old bytes of a file that was used before. The CRC
+covers the body only, so a torn write, which leaves zeros, may damage topic or properties unnoticed.
+Therefore neither may contain such zeros (`is_torn`), and the writer refuses properties that would
+look torn. With `forceVerifyPropCRC` a record also needs a valid checksum of the whole record (see
+`record.checksum`).
 """
 
 import re
@@ -46,10 +48,12 @@ from sluicemq.errors import (
     StoreTransientError,
     StoreUncertainError,
 )
-from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files, fix_of
+from sluicemq.files import FULL_ERRORS, TRANSIENT_ERRORS, Files, fix_of
 from sluicemq.model import properties as reserved
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import DELAY, TAGS, UNQUEUED
+from sluicemq.model.system_names import SCHEDULE_TOPIC
+from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.numbers import natural
 from sluicemq.record.codec import (
     body_crc_agrees,
@@ -71,104 +75,116 @@ from sluicemq.record.layout import (
 )
 from sluicemq.store.segments import Segment, SegmentFiles
 
-SIZE_KEY: Final = "mappedFileSizeCommitLog"
+FILE_SIZE_SETTING: Final = "mappedFileSizeCommitLog"
+"""The setting that says how large the files of the log are."""
 BLANK_BYTES: Final = 8
 MULTI_DISPATCH: Final = reserved.MULTI_DISPATCH
 MULTI_OFFSETS: Final = reserved.MULTI_OFFSETS
-LIGHT_PREFIX: Final = "%LMQ%"
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 DELAYS_MS: Final = parse_delay_levels(DEFAULT_LEVELS)
-"""What a delayed message of level 1, 2, … waits for where messageDelayLevel is not known."""
+"""The delays of level 1, 2, … in ms where messageDelayLevel is not known."""
 ZEROS_NEVER_STORED: Final = bytes(16)
-"""Properties hold no run of zeros as long as this, and do not end with a zero."""
-LOST_NAME: Final = "SLUICE_LOST"
-LOST_CODE: Final = int.from_bytes(b"LOST") << 32
-"""The tag code of a place holder (`tools.repair`): our readers pass over it. Its lower half, all
-that RocketMQ compares, is that of a message without a tag."""
-LOST_MARK: Final = int.from_bytes(b"SLUICELO")
-"""What a place holder has for the offset of its prepared message, which no ordinary one has."""
+"""Properties never contain this many zeros in a row, and never end with a zero."""
+PLACEHOLDER_NAME: Final = "SLUICE_LOST"
+"""The property of a placeholder, and the topic of records that fill up a damaged range."""
+PLACEHOLDER_CODE: Final = int.from_bytes(b"LOST") << 32
+"""The tag code of a placeholder, which `sluice store repair` writes in place of a lost message.
+
+SluiceMQ's readers skip such units. The lower half, which is all that RocketMQ compares, is the tag
+code of a message without a tag.
+"""
+PLACEHOLDER_PREPARED_OFFSET: Final = int.from_bytes(b"SLUICELO")
+"""The offset of the prepared message in a placeholder's record. No other record has this value."""
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 _MULTI_START: Final = MULTI_DISPATCH.encode() + b"\x01"
 _unpack_head: Final = RECORD_HEAD.struct.unpack_from
-_unpack_begin: Final = BLANK.struct.unpack_from
-_SHORT: Final = struct.Struct(">h")
+_unpack_size_and_magic: Final = BLANK.struct.unpack_from
+_INT16: Final = struct.Struct(">h")
 SEARCH_BYTES_MAX: Final = 64 << 20
-"""How far behind a bad place the next good record is looked for, for a report."""
+"""A report searches this many bytes behind a damaged position for the next valid record."""
 RECORD_BYTES_MAX: Final = 1 << 29
-_CHUNK_BYTES: Final = 1 << 20
+_SEARCH_CHUNK_BYTES: Final = 1 << 20
 _MAGIC_START: Final = BLANK.struct.pack(0, MAGIC_V1)[4:7]
 _MAGIC_BLANK: Final = BLANK.struct.pack(0, MAGIC_BLANK)[4:]
 _POSITION_AT: Final = RECORD_HEAD.at("physical_offset")
 _SIZE_BYTES: Final = 4
-_MAGICS: Final = [re.compile(re.escape(magic)) for magic in (_MAGIC_START, _MAGIC_BLANK)]
-"""Where the magic number of a record or blank record may stand."""
+_MAGIC_PATTERNS: Final = [re.compile(re.escape(magic)) for magic in (_MAGIC_START, _MAGIC_BLANK)]
+"""Patterns that find positions at which the magic number of a record or blank record may begin."""
 
 
 class CommitLog:
-    """The files and how far they are written and synced. See the module for threads and errors.
+    """The files of the commit log, and the positions up to which they are written and synced.
 
-    `requires_checksum`: a record counts only with its checksum property. `refusal`: why nothing may
-    be appended for the time being, since the disk is too full (`retain`). `failure` is final.
+    See the module for threads and errors. With `requires_checksum`, only records with a valid
+    checksum property are valid. `refusal` is the error with which appending is refused while the
+    disk is too full (set by `store.retain`), or None. `failure` is the final error after which the
+    log accepts no more writes, or None.
     """
 
     def __init__(
         self, files: Files, directory: str, file_bytes: int, *, requires_checksum: bool = False
     ) -> None:
-        self.segments = SegmentFiles(files, directory, file_bytes, SIZE_KEY, cuts_in_order=True)
+        self.segments = SegmentFiles(
+            files, directory, file_bytes, FILE_SIZE_SETTING, cuts_in_order=True
+        )
         self.requires_checksum = requires_checksum
         self.written_offset = 0
         self.synced_offset = 0
         self.followed_end: int | None = None
-        """`records_end` when a master writes the log."""
+        """The value of `records_end` while a master writes the log; None otherwise."""
         self.failure: OSError | None = None
         self.refusal: StoreFullError | None = None
         self._sync_lock = threading.Lock()
-        self._unwiped: list[tuple[int, int]] = []  # (position, size) of what a write has begun
+        self._failed_writes: list[tuple[int, int]] = []
+        """(position, size) of the pieces of failed writes, which must be zeroed."""
 
     @property
     def start(self) -> int:
-        """The first position that is still there."""
+        """The first position that is still in the log."""
         return self.segments.start
 
     @property
     def records_end(self) -> int:
-        """Behind the last record that is in its queue."""
+        """The position behind the last record that is in its queue."""
         return self.written_offset if self.followed_end is None else self.followed_end
 
     def set_end(self, offset: int) -> None:
-        """What recovery found: everything before is on disk, appending goes on from there."""
+        """Set the end of the log, where appending continues. All before `offset` is on disk."""
         self.written_offset = self.synced_offset = offset
 
-    def cut(self, end: int) -> None:
-        """Forget what lies behind `end`, durably. Raises StoreError, as a failed sync does."""
+    def truncate(self, end: int) -> None:
+        """Remove everything behind position `end`, durably.
+
+        Raises StoreError if this fails; the log then accepts no more writes.
+        """
         with self._sync_lock:
-            self.check()
+            self.check_writable()
             segments = self.segments
             try:
-                if segments.cut(end):
+                if segments.truncate(end):
                     if segments.last is not None:
                         segments.last.file().sync()
                     segments.files.sync_directory(segments.directory)
             except OSError as error:
-                self.fail(error)
+                self.mark_failed(error)
             self.written_offset, self.synced_offset = end, min(self.synced_offset, end)
 
-    def check(self) -> None:
-        """Raises StoreError when the log takes no more writes."""
+    def check_writable(self) -> None:
+        """Raise StoreError if the log accepts no more writes."""
         if self.failure is not None:
             raise StoreError(
                 f"The commit log in {self.segments.directory} refuses writes: {self.failure}.",
-                fix="Check the disk, then start the broker again: it recovers what is safe.",
+                fix="Check the disk, then restart the broker: it recovers everything that is on"
+                " disk.",
             )
 
-    def fail(self, error: OSError) -> None:
-        """The log takes no more writes from now on. Raises StoreError."""
+    def mark_failed(self, error: OSError) -> None:
+        """Let the log accept no more writes because of `error`. Always raises StoreError."""
         self.failure = error
-        self.check()
+        self.check_writable()
 
-    def check_room(self) -> None:
-        """Raises StoreError or StoreFullError when nothing may be appended."""
-        self.check()
+    def check_appendable(self) -> None:
+        """Raise StoreError or StoreFullError if no message may be appended."""
+        self.check_writable()
         if self.refusal is not None:
             raise StoreFullError(self.refusal.fact + ".", fix=self.refusal.fix)
 
@@ -177,36 +193,37 @@ class CommitLog:
     def write(self, pieces: Sequence[tuple[int, bytes | memoryview]], end: int) -> None:
         """Write (position, bytes) pieces, each within one file, and let the log end at `end`.
 
-        Raises StoreFullError or StoreError; then nothing was written, as far as anyone can tell,
-        but with StoreUncertainError: then it may come back after a restart.
+        Raises StoreFullError or StoreError if nothing was written, and StoreUncertainError if a
+        part was written and cannot be undone: then the messages may exist after a restart.
         """
-        begun = self._unwiped
+        begun = self._failed_writes
         if self.failure is not None:
-            self.check()
+            self.check_writable()
         try:
             if begun:
-                self._wipe()
+                self._zero_failed_writes()
             for position, data in pieces:
                 segment = self.segments.at(position) or self.add_file(position)
-                file = segment.file()  # without a descriptor nothing has begun
+                file = segment.file()  # if this fails, no byte of this piece is written yet
                 begun.append((position, len(data)))
                 file.pwrite(data, position - segment.base)
-                segment.grown(position + len(data))
+                segment.note_written(position + len(data))
         except OSError as error:
             try:
-                self._wipe()
+                self._zero_failed_writes()
             except (OSError, StoreError):
                 raise StoreUncertainError(
-                    f"Writing the commit log in {self.segments.directory} failed half-way: {error}."
-                    " The message may come back when the broker is started again.",
+                    f"Writing the commit log in {self.segments.directory} failed, and the partial"
+                    f" write cannot be undone: {error}. The message may reappear when the broker is"
+                    " restarted.",
                     fix=fix_of(error),
                 ) from error
-            raise self._write_error(error) from error
+            raise self._error_of_write(error) from error
         begun.clear()
         self.written_offset = end
 
     def add_file(self, position: int) -> Segment:
-        """Create the file that holds `position`; its name and size are durable on return."""
+        """Create the file that contains `position`, with durable name and size. Raises OSError."""
         segments = self.segments
         if not segments.files.exists(segments.directory):
             segments.files.make_directory(segments.directory)
@@ -215,35 +232,41 @@ class CommitLog:
             segment.file().sync()
             segments.files.sync_directory(segments.directory)
         except OSError:
-            segments.drop_last()  # nothing may be written where no later sync saves the name
+            # No later sync would make the file's name durable, so nothing may be written to it.
+            segments.drop_last()
             raise
         return segment
 
-    def prepare_next(self) -> None:
-        """Create the next file ahead of need when the last one is three quarters full."""
+    def prepare_next_file(self) -> None:
+        """Create the next file if less than a quarter of the last one is free. Raises OSError."""
         last = self.segments.last
         if last is not None and self.written_offset > last.end - last.size // 4:
             self.add_file(last.end)
 
-    def _wipe(self) -> None:
-        """Zero what failed writes have begun. Raises OSError, StoreError when that is final."""
-        while self._unwiped:
-            position, size = self._unwiped[-1]
+    def _zero_failed_writes(self) -> None:
+        """Overwrite with zeros what failed writes may have written, and sync it.
+
+        Raises OSError if this fails; if the error is final, it becomes `failure`. Raises StoreError
+        if a sync fails.
+        """
+        while self._failed_writes:
+            position, size = self._failed_writes[-1]
             segment = self.segments.at(position)
             try:
-                if segment is not None and segment.zero_from(position, position + size):
+                if segment is not None and segment.zero_range(position, position + size):
                     self._sync_segment(segment)
             except OSError as error:
-                if error.errno not in PASSING_ERRORS | FULL_ERRORS:
+                if error.errno not in TRANSIENT_ERRORS | FULL_ERRORS:
                     self.failure = error
                 raise
-            self._unwiped.pop()
+            self._failed_writes.pop()
 
-    def _write_error(self, error: OSError) -> StoreError:
+    def _error_of_write(self, error: OSError) -> StoreError:
+        """Return the error to raise for an OSError of a write."""
         directory = self.segments.directory
-        if error.errno in PASSING_ERRORS:
+        if error.errno in TRANSIENT_ERRORS:
             return StoreTransientError(
-                f"The commit log in {directory} cannot be written for the moment: {error}.",
+                f"The commit log in {directory} cannot be written at present: {error}.",
                 fix=fix_of(error),
             )
         if error.errno not in FULL_ERRORS:
@@ -252,19 +275,19 @@ class CommitLog:
             )
         total, free = self.segments.files.usage(directory)
         return StoreFullError(
-            f"There is no room for the commit log in {directory}: {total - free} of {total} bytes"
-            f" are used, {free} are free.",
-            fix="Make room; sending works again at once.",
+            f"The disk has no room for the commit log in {directory}: {total - free} of {total}"
+            f" bytes are used, {free} are free.",
+            fix="Free disk space; sending then works again at once.",
         )
 
     def sync(self) -> int:
-        """Make durable what was written when this began; returns the end of that.
+        """Sync everything that was written when this call began, and return the end of it.
 
-        Any thread. Raises StoreError when it fails, now and from then on, and StoreTransientError
-        when it may be tried again.
+        Any thread may call this. Raises StoreTransientError if the call may be repeated, and
+        StoreError if a sync failed, now or earlier.
         """
         with self._sync_lock:
-            self.check()
+            self.check_writable()
             target = self.written_offset
             position = self.synced_offset
             while position < target:
@@ -273,46 +296,48 @@ class CommitLog:
                     break
                 self._sync_segment(segment)
                 position = segment.end
-                if position <= target:  # full: nobody writes it any more
+                if position <= target:  # the file is full, and never written again
                     segment.release()
             self.synced_offset = target
             return target
 
     def _sync_segment(self, segment: Segment) -> None:
+        """Sync one file. Raises StoreTransientError if no descriptor was free, else StoreError."""
         is_open = False
         try:
             file = segment.file()
             is_open = True
             file.sync()
         except OSError as error:
-            if not is_open and error.errno in PASSING_ERRORS:
-                raise self._write_error(error) from error
-            self.fail(error)
+            if not is_open and error.errno in TRANSIENT_ERRORS:
+                raise self._error_of_write(error) from error
+            self.mark_failed(error)
 
     def close(self) -> None:
         self.segments.close()
 
     # --- reading
 
-    def record(self, position: int, size: int) -> memoryview | None:
-        """The bytes [position, + size) without copying; None when no file holds them all."""
+    def record_view(self, position: int, size: int) -> memoryview | None:
+        """Return `size` bytes from `position` on as a view; None if no file contains them all."""
         segment = self.segments.at(position)
         if segment is None or position + size > segment.end:
             return None
         begin = position - segment.base
         return segment.view()[begin : begin + size]
 
-    def look(self, position: int) -> tuple[memoryview, int]:
+    def view_record(self, position: int) -> tuple[memoryview, int]:
         """Return a view and the index in it of the record that begins at `position`.
 
         The view reaches to the record's end if the bytes there begin like a record of this
-        position, else it holds at least `RECORD_BYTES_MIN` bytes; it is shorter, or empty, where
-        the files end. Holes are not touched: see `Segment.look`.
+        position, else it contains at least `RECORD_BYTES_MIN` bytes. It is shorter, or empty, where
+        the files end. Bytes that were never written are not read through a map: see
+        `Segment.safe_view`.
         """
         segment = self.segments.at(position)
         if segment is None:
             return memoryview(b""), 0
-        view, at = segment.look(position, RECORD_BYTES_MIN)
+        view, at = segment.safe_view(position, RECORD_BYTES_MIN)
         if len(view) - at < RECORD_BYTES_MIN:
             return view, at
         head = view[at : at + RECORD_BYTES_MIN]
@@ -320,68 +345,83 @@ class CommitLog:
         is_plausible = RECORD_BYTES_MIN <= size <= min(segment.end - position, RECORD_BYTES_MAX)
         if len(view) - at >= size or not is_plausible:
             return view, at
-        is_there = head[_POSITION_AT : _POSITION_AT + 8] == position.to_bytes(8)
-        return segment.look(position, size) if is_there else (view, at)
+        is_of_position = head[_POSITION_AT : _POSITION_AT + 8] == position.to_bytes(8)
+        return segment.safe_view(position, size) if is_of_position else (view, at)
 
-    def scanned_at(self, position: int, *, check_crc: bool = True) -> "Scanned | None":
-        """Return the record that begins there; None when none does that is wholly good."""
-        view, at = self.look(position)
-        return read_scanned(view, at, position - at, check_crc=check_crc)
+    def find_record(self, position: int, *, check_crc: bool = True) -> "LogRecord | None":
+        """Return the record that begins at `position`; None if there is no valid record."""
+        view, at = self.view_record(position)
+        return parse_log_record(view, at, position - at, check_crc=check_crc)
 
-    def counted_at(self, position: int, *, check_crc: bool = True) -> "Scanned | None":
-        """Return what `scanned_at` returns if it counts: with its checksum where the log requires
-        one."""
-        view, at = self.look(position)
-        scanned = read_scanned(view, at, position - at, check_crc=check_crc)
-        if scanned is None or not (check_crc and self.requires_checksum):
-            return scanned
-        return scanned if is_sealed(view[at : at + scanned.size_bytes]) else None
+    def find_valid_record(self, position: int, *, check_crc: bool = True) -> "LogRecord | None":
+        """Return the record that begins at `position`; None if there is no valid record.
+
+        Unlike `find_record`, also require a valid checksum property if `requires_checksum`.
+        """
+        view, at = self.view_record(position)
+        record = parse_log_record(view, at, position - at, check_crc=check_crc)
+        if record is None or not (check_crc and self.requires_checksum):
+            return record
+        return record if is_sealed(view[at : at + record.size_bytes]) else None
 
     def is_blank_at(self, segment: Segment, position: int) -> bool:
-        """Return whether a blank record at `position` of `segment` says that the rest of the file
-        holds nothing."""
-        view, at = segment.look(position, BLANK_BYTES)
+        """Return whether a blank record at `position` of `segment` covers the rest of the file."""
+        view, at = segment.safe_view(position, BLANK_BYTES)
         if len(view) - at < BLANK_BYTES:
             return False
-        size, magic = _unpack_begin(view, at)
+        size, magic = _unpack_size_and_magic(view, at)
         return bool(magic == MAGIC_BLANK and size == segment.end - position)
 
     def skip_blank(self, position: int) -> int:
-        """Return where the log goes on: behind a blank record, if there is one."""
+        """Return the end of the file if a blank record begins at `position`, else `position`."""
         segment = self.segments.at(position)
         if segment is None or segment.end - position < BLANK_BYTES:
             return position
         return segment.end if self.is_blank_at(segment, position) else position
 
-    def explain(self, position: int) -> str:
-        """Return why no record counts at `position`, as a phrase."""
+    def explain_bad_record(self, position: int) -> str:
+        """Return why there is no valid record at `position`, as a phrase."""
         segment = self.segments.at(position)
         if segment is None:
             return f"no file of the log holds byte {position}"
-        view, at = self.look(position)
-        return explain(view, at, position - at, segment.end - position)
+        view, at = self.view_record(position)
+        return explain_bad_record(view, at, position - at, segment.end - position)
+
+    def next_room(self, position: int, stop: int | None = None) -> tuple[Segment, int, int] | None:
+        """Find where the next record begins: at `position`, or in the next file.
+
+        Returns (the file, the position in it, the position before which the record must end: the
+        file's end or `stop`). Returns None where the log, or the range up to `stop`, has no room
+        for a record.
+        """
+        while (segment := self.segments.at(position)) is not None:
+            limit = segment.end if stop is None else min(stop, segment.end)
+            if limit - position >= BLANK_BYTES and not self.is_blank_at(segment, position):
+                return segment, position, limit
+            if limit < segment.end:
+                return None
+            position = segment.end
+        return None
 
     def scan(
         self, start: int, stop: int | None = None, *, check_crc: bool = True
-    ) -> "Iterator[Scanned]":
-        """Yield every good record from `start` on that begins before `stop`, up to the first place
-        where there is none."""
+    ) -> "Iterator[LogRecord]":
+        """Yield the valid records from `start` on that end at `stop` or before.
+
+        Stops at the first position without a valid record. `stop` None means the end of the log.
+        """
         position = start
-        while (segment := self.segments.at(position)) is not None:
-            limit = segment.end if stop is None else min(stop, segment.end)
-            while limit - position >= BLANK_BYTES and not self.is_blank_at(segment, position):
-                scanned = self.counted_at(position, check_crc=check_crc)
-                if scanned is None:
-                    return
-                yield scanned
-                position = scanned.end
-            if limit < segment.end:
+        while (room := self.next_room(position, stop)) is not None:
+            _, position, limit = room
+            record = self.find_valid_record(position, check_crc=check_crc)
+            if record is None or record.end > limit:
                 return
-            position = segment.end
+            yield record
+            position = record.end
 
 
-class Scanned(NamedTuple):
-    """A record that stands where it says. `topic` and `properties` are the encoded bytes."""
+class LogRecord(NamedTuple):
+    """A valid record, as it is found in the log. `topic` and `properties` are the encoded bytes."""
 
     position: int
     size_bytes: int
@@ -395,26 +435,28 @@ class Scanned(NamedTuple):
 
     @property
     def end(self) -> int:
+        """The position behind the record."""
         return self.position + self.size_bytes
 
     @property
     def is_queued(self) -> bool:
-        """Prepared and rolled-back messages stand in no queue (spec/store.md §3)."""
+        """Whether a queue contains the record: not for prepared and rolled-back messages."""
         return not self.sys_flag & UNQUEUED
 
     @property
-    def is_lost(self) -> bool:
-        """Only the place holder of a message that a repair could not save (`tools.repair`)."""
-        return self.prepared_offset == LOST_MARK
+    def is_placeholder(self) -> bool:
+        """Whether the record stands for a message that `sluice store repair` could not save."""
+        return self.prepared_offset == PLACEHOLDER_PREPARED_OFFSET
 
     def tag_code(self, delays_ms: Sequence[int] = DELAYS_MS) -> int:
-        """What its queue's unit says: the hash of the tag, or a delayed message's time (ms).
+        """Return the tag code that the record's unit must have.
 
-        `delays_ms` are the delays of level 1, 2, … (messageDelayLevel).
+        That is the hash of its tag, or the due time of a delayed message in ms. `delays_ms` are the
+        delays of level 1, 2, … (messageDelayLevel).
         """
         encoded = self.properties
-        if self.is_lost:
-            return LOST_CODE
+        if self.is_placeholder:
+            return PLACEHOLDER_CODE
         if self.topic == _SCHEDULE_TOPIC:
             properties = decode_properties(encoded)
             if level := natural(properties.get(DELAY, "")):
@@ -422,51 +464,74 @@ class Scanned(NamedTuple):
             return tag_code(properties.get(TAGS, ""))
         return tag_code_of(encoded)
 
-    def stands_in(self, key: tuple[str, int], offset: int | None = None) -> bool:
-        """Whether a queue holds it, at this offset; None: at any."""
-        own = (self.topic.decode(errors="replace"), self.queue_id)
-        places = [(own, self.queue_offset), *self.other_queues()]
-        return any(found == key and offset in (None, at) for found, at in places)
+    def belongs_to(self, key: tuple[str, int], offset: int | None = None) -> bool:
+        """Return whether queue `key` contains the record at `offset` (None means any offset)."""
+        queue = (self.topic.decode(errors="replace"), self.queue_id)
+        queues = [(queue, self.queue_offset), *self.extra_queues()]
+        return any(
+            other_key == key and offset in (None, other_offset)
+            for other_key, other_offset in queues
+        )
 
-    def other_queues(self) -> list[tuple[tuple[str, int], int]]:
-        """Further queues that the record stands in, with its offset there (spec/store.md
-        §3.1)."""
+    def extra_queues(self) -> list[tuple[tuple[str, int], int]]:
+        """Return (queue key, offset) of the queues that contain the record besides its own.
+
+        RocketMQ's multi-dispatch writes such records (spec/store.md §3.1).
+        """
         if _MULTI_START not in self.properties:
             return []
         properties = decode_properties(self.properties)
         names = properties.get(MULTI_DISPATCH, "").split(",")
         offsets = properties.get(MULTI_OFFSETS, "").split(",")
         return [
-            ((name, 0 if name.startswith(LIGHT_PREFIX) else self.queue_id), int(offset))
+            ((name, 0 if name.startswith(LMQ_PREFIX) else self.queue_id), int(offset))
             for name, offset in zip(names, offsets, strict=False)
             if name and "/" not in name and offset.isdecimal()
         ]
 
 
 def record_size(view: memoryview, at: int) -> int:
-    """What the record at `at` says that it is long."""
-    size: int = _unpack_begin(view, at)[0]
+    """Return the size that the record at index `at` of a view claims to have."""
+    size: int = _unpack_size_and_magic(view, at)[0]
     return size
 
 
 def is_torn(topic: bytes, properties: bytes) -> bool:
-    """Whether a lost end (of any length) or a lost sector shows in them."""
+    """Return whether topic or properties contain zeros as a torn write leaves them.
+
+    A torn write lacks its end, of any length, or a sector.
+    """
     return (
         b"\0" in topic or not topic or properties[-1:] == b"\0" or ZEROS_NEVER_STORED in properties
     )
 
 
-def read_scanned(view: memoryview, at: int, base: int, *, check_crc: bool) -> Scanned | None:
-    """The record at `at` of a file that begins at `base`; None when it is not wholly good.
+def parse_log_record(view: memoryview, at: int, base: int, *, check_crc: bool) -> LogRecord | None:
+    """Parse the record at index `at` of a view that begins at position `base`.
 
-    The common record (V1, IPv4) is read with one `struct` call, any other with the record codec.
+    Returns None if the record is not valid. `check_crc` False skips the checks of the CRC and for
+    torn topics and properties. A common record (V1, IPv4) is read with one `struct` call, any other
+    record with the record codec.
     """
     if len(view) - at < RECORD_BYTES_MIN:
         return None
     (
-        size, magic, crc, queue_id, _, offset, position, flag, _, _, time, _, _, prepared,
+        size,
+        magic,
+        crc,
+        queue_id,
+        _,
+        offset,
+        position,
+        flag,
+        _,
+        _,
+        time,
+        _,
+        _,
+        prepared,
         body_bytes,
-    ) = _unpack_head(view, at)  # fmt: skip
+    ) = _unpack_head(view, at)
     if magic not in MAGICS or position != base + at:
         return None
     if magic != MAGIC_V1 or flag & HOST_BITS:
@@ -485,96 +550,110 @@ def read_scanned(view: memoryview, at: int, base: int, *, check_crc: bool) -> Sc
         begin = name + view[name - 1] + 2
         if begin > len(view):
             return None
-        end = begin + _SHORT.unpack_from(view, begin - 2)[0]
+        end = begin + _INT16.unpack_from(view, begin - 2)[0]
         if end != at + size or end < begin or end > len(view):
             return None
         topic, properties = bytes(view[name : begin - 2]), bytes(view[begin:end])
         is_whole = not check_crc or zlib.crc32(view[body : name - 1]) & CRC_MASK == crc
     if not time or not is_whole or (check_crc and is_torn(topic, properties)):
         return None
-    return Scanned(position, size, queue_id, offset, flag, time, topic, properties, prepared)
+    return LogRecord(position, size, queue_id, offset, flag, time, topic, properties, prepared)
 
 
-# --- behind bad places
+# --- searching behind damaged bytes
 
 
-def next_record(log: CommitLog, position: int) -> Scanned | None:
-    """Return the first whole record behind a bad place, as far as a report looks."""
+def find_next_record(log: CommitLog, position: int) -> LogRecord | None:
+    """Return the first valid record behind the damaged `position`, for a report.
+
+    Searches `SEARCH_BYTES_MAX` bytes of the same file, then the beginnings of the files behind it.
+    Returns None if it finds none.
+    """
     segment = log.segments.at(position)
     if segment is None:
         return None
-    found = None
+    record = None
     stop = min(segment.end, position + SEARCH_BYTES_MAX)
-    place = next_good(segment, position + 1, stop, segment.end, takes_blank=False)
-    if place is not None:
-        found = log.scanned_at(place)
-    while found is None and (segment := log.segments.at(segment.end)) is not None:
-        found = log.scanned_at(segment.base)
-    return found
+    start = find_next_record_start(segment, position + 1, stop, segment.end, takes_blank=False)
+    if start is not None:
+        record = log.find_record(start)
+    while record is None and (segment := log.segments.at(segment.end)) is not None:
+        record = log.find_record(segment.base)
+    return record
 
 
-def records_from(log: CommitLog, start: int) -> Iterator[Scanned]:
-    """Every whole record from `start` on, over bad places, as far as a report looks."""
+def iter_whole_records(log: CommitLog, start: int) -> Iterator[LogRecord]:
+    """Yield all valid records from `start` on, over damaged bytes as `find_next_record` does."""
     end = start
     while True:
         for record in log.scan(end):
             yield record
             end = record.end
-        found = next_record(log, end)
-        if found is None:
+        next_record = find_next_record(log, end)
+        if next_record is None:
             return
-        end = found.position
+        end = next_record.position
 
 
 class LogBytes(Protocol):
-    """Bytes of a log, by their positions."""
+    """A source of bytes of a log, by position."""
 
     def read(self, position: int, size: int, /) -> bytes:
-        """Fewer where a file ends."""
+        """Return `size` bytes from `position` on; fewer where a file ends."""
 
     def data_start(self, position: int, /) -> int | None:
-        """The first position in the same file, from this one on, that may hold other bytes than
-        zeros; None when there is none."""
+        """Return the first position from this one on that may contain bytes other than zero.
+
+        Searches the same file only. Returns None if there is no such position.
+        """
 
 
-def next_good(
+def find_next_record_start(
     log: LogBytes, start: int, stop: int, file_end: int, *, takes_blank: bool = True
 ) -> int | None:
-    """Where the next good record begins, from `start` on and before `stop` of a file that ends at
-    `file_end`; or (`takes_blank`) the blank record that ends the file. None without one.
+    """Return the position of the next valid record, from `start` on and before `stop`.
 
-    THE answer for recovery, verify and repair: what `read_scanned` takes counts. Read without the
-    map: a hole that is read through it may need room on the disk (SIGBUS).
+    The file ends at `file_end`. With `takes_blank`, also return the position of the blank record
+    that ends the file. Returns None if there is neither. Recovery, verify and repair all use this
+    function, so they agree about where valid records continue.
     """
-    found = log.data_start(start)
-    while found is not None and found < stop:
-        place = max(start, found - _SIZE_BYTES)  # a size begins with zeros
-        data = log.read(place, min(_CHUNK_BYTES, file_end - place))
-        for at in sorted(m.start() for magic in _MAGICS for m in magic.finditer(data, _SIZE_BYTES)):
-            position = place + at - _SIZE_BYTES
+    # Reads with pread, not through a map: reading a hole through a map may need room on the disk,
+    # and kills the process (SIGBUS) without it.
+    data_start = log.data_start(start)
+    while data_start is not None and data_start < stop:
+        # The size before a magic number begins with zero bytes, which may lie in a hole.
+        chunk_start = max(start, data_start - _SIZE_BYTES)
+        data = log.read(chunk_start, min(_SEARCH_CHUNK_BYTES, file_end - chunk_start))
+        matches = [
+            m.start() for magic in _MAGIC_PATTERNS for m in magic.finditer(data, _SIZE_BYTES)
+        ]
+        for magic_at in sorted(matches):
+            position = chunk_start + magic_at - _SIZE_BYTES
             room = file_end - position
-            head = data[at - _SIZE_BYTES : at + RECORD_BYTES_MIN]
+            head = data[magic_at - _SIZE_BYTES : magic_at + RECORD_BYTES_MIN]
             size = int.from_bytes(head[:_SIZE_BYTES], signed=True)
             if head[_SIZE_BYTES:].startswith(_MAGIC_BLANK):
                 if takes_blank and size == room:
                     return position
-            elif (  # its position is looked at first: hardly any other bytes have it
+            elif (  # the position is checked first: hardly any other bytes contain it
                 head[_POSITION_AT:][:8] == position.to_bytes(8)
                 and RECORD_BYTES_MIN <= size <= min(room, RECORD_BYTES_MAX)
-                and read_scanned(memoryview(log.read(position, size)), 0, position, check_crc=True)
+                and parse_log_record(
+                    memoryview(log.read(position, size)), 0, position, check_crc=True
+                )
             ):
                 return position
-        start = place + len(data) - RECORD_BYTES_MIN
-        if len(data) < _CHUNK_BYTES or start >= stop:
+        start = chunk_start + len(data) - RECORD_BYTES_MIN
+        if len(data) < _SEARCH_CHUNK_BYTES or start >= stop:
             return None
-        found = log.data_start(start)
+        data_start = log.data_start(start)
     return None
 
 
-def explain(view: memoryview, at: int, base: int, room: int) -> str:
-    """Return why no record counts at index `at` of a view that begins at `base` of the log.
+def explain_bad_record(view: memoryview, at: int, base: int, room: int) -> str:
+    """Return why there is no valid record at index `at` of a view that begins at `base` of the log.
 
-    `room` is the number of bytes from there to the end of the file.
+    The result is a phrase. `room` is the number of bytes from there to the end of the file.
     """
     if min(room, len(view) - at) < BLANK_BYTES:
         return f"only {room} bytes are left in the file"
@@ -585,9 +664,9 @@ def explain(view: memoryview, at: int, base: int, room: int) -> str:
     except ProtocolError as error:
         fault = str(error).rstrip(".")
     if not any(view[at : at + RECORD_BYTES_MIN]):
-        fault = "there are zeros instead of a record"
+        fault = "there are zero bytes instead of a record"
     elif magic == MAGIC_BLANK:
-        fault = f"the blank record says that {size} bytes are left in the file: {room} are"
+        fault = f"the blank record covers {size} bytes, but {room} bytes are left in the file"
     elif magic not in MAGICS:
         fault = (
             f"the magic number is {magic & 0xFFFFFFFF:#010x}, that of a record is"
@@ -596,10 +675,10 @@ def explain(view: memoryview, at: int, base: int, room: int) -> str:
     elif head is None:
         pass
     elif head.physical_offset != base + at:
-        fault = f"the record says that it lies at {head.physical_offset}, not at {base + at}"
+        fault = f"the record's stored position is {head.physical_offset}, not {base + at}"
     elif not body_crc_agrees(view, head):
         found, expected = zlib.crc32(view[head.body]) & CRC_MASK, head.body_crc & CRC_MASK
-        fault = f"the body's CRC is {found:#010x}, the record says {expected:#010x}"
+        fault = f"the body's CRC is {found:#010x}, but the record contains {expected:#010x}"
     elif not head.store_time_ms:
         fault = "the record's store time is 0"
-    return fault or "the record's topic or properties hold zeros, or its checksum is wrong"
+    return fault or "the record's topic or properties contain zeros, or its checksum is wrong"

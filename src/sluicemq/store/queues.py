@@ -1,21 +1,22 @@
-"""Consume queues: where each message of a topic's queue lies in the commit log.
+"""Consume queues: the position of each message of a topic's queue in the commit log.
 
-A queue is a sequence of units of 20 bytes (spec/store.md §3), unit n for queue offset n:
+A queue is a sequence of units of 20 bytes (spec/store.md §3). Unit n belongs to queue offset n:
 
     | physical offset 8 | record size 4 | tag code 8 |
 
-A queue that does not begin at 0 has blank units (0, 0x7FFFFFFF, 0) before its first one. Unused
-room reads as zeros, and a unit of size 0 is the end.
+A queue that does not begin at offset 0 has blank units (0, 0x7FFFFFFF, 0) before its first one.
+Unused room reads as zeros, and a unit of size 0 is the end.
 
-Units are made in the append and stay in memory (`tail`) until `flush` writes them in one piece;
-readers see file and tail as one. The files are derived data: what is missing in them is built
-again from the commit log, so they may be written late, but never synced before the log is.
+`append` creates units, and they stay in memory (`tail`) until `flush` writes them in one piece.
+Readers see file and tail as one sequence. The files are derived from the commit log: recovery
+builds missing units from it. So units may be written late, but must not be synced before the log.
 
-Offsets of one queue, from left to right:
+Offsets of one queue, in ascending order:
 
-    offset_min <= visible_offset <= committed_offset <= next_offset
-                  readers see        survives a         of the turn that
-                  what is before     failed turn        is being written
+    offset_min         the first message
+    visible_offset     readers see the messages before it
+    committed_offset   messages before it are committed
+    next_offset        the next message, behind those of the commit group that is being written
 """
 
 from bisect import bisect_left
@@ -34,44 +35,55 @@ from sluicemq.store.segments import SegmentFiles
 UNIT: Final = layout.UNIT.struct
 UNIT_BYTES: Final = UNIT.size
 OFFSET_MAX: Final = 1 << 56
-"""A larger queue offset in a record can only be damage."""
+"""A record that contains a larger queue offset is damaged."""
 BLANK_SIZE: Final = 0x7FFFFFFF
 BLANK_UNIT: Final = UNIT.pack(0, BLANK_SIZE, 0)
 GAP_MAX: Final = 64
-"""Blank units in a row that a search looks behind: a queue may lack some in its middle."""
-UNITS_SINGLY: Final = 1024
-"""So many at the end are looked at one by one, where damage is likely, before halves are taken."""
-SIZE_KEY: Final = "mappedFileSizeConsumeQueue"
+"""A search looks behind this many blank units in a row: a queue may lack units in its middle."""
+LINEAR_SEARCH_UNITS: Final = 1024
+"""A search examines this many units at the end one by one before it bisects the rest.
+
+Damage is more likely at the end.
+"""
+FILE_SIZE_SETTING: Final = "mappedFileSizeConsumeQueue"
+"""The setting that says how large the files of queues are."""
 Units = memoryview | bytearray | bytes
+"""Consecutive units as they are stored."""
 TAIL_BYTES_MAX: Final = 4096 * UNIT_BYTES
-"""A tail is written when it is this long, whatever the clock says."""
+"""A tail of this length is written at once, without waiting for `tick`."""
 
 
-def is_possible(key: tuple[str, int]) -> bool:
-    """Whether there can be a directory for such a queue: what a record says may be damaged."""
+def is_valid_key(key: tuple[str, int]) -> bool:
+    """Return whether a queue with this topic and id can exist and have a directory.
+
+    A damaged record may contain any name and number.
+    """
     topic, queue_id = key
     is_name = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
     return is_name and queue_id >= 0 and len(topic.encode()) <= RETRY_TOPIC_LENGTH_MAX
 
 
 def check_topic(topic: str, *, long_topics: bool = True) -> None:
-    """Raises MessageIllegalError when the topic cannot be stored (spec/store.md §2.1)."""
+    """Raise MessageIllegalError if the topic cannot be stored (spec/store.md §2.1).
+
+    `long_topics` allows retry topics to be longer than other topics.
+    """
     is_retry = long_topics and topic.startswith(RETRY_PREFIX)
     limit = RETRY_TOPIC_LENGTH_MAX if is_retry else TOPIC_LENGTH_MAX
     size = len(topic.encode())
     if not 0 < size <= limit:
         raise MessageIllegalError(
-            f"The topic has {size} bytes, the limit is {limit}.", fix="Use a shorter name."
+            f"The topic name has {size} bytes, the limit is {limit}.", fix="Use a shorter name."
         )
-    if not is_possible((topic, 0)):
+    if not is_valid_key((topic, 0)):
         raise MessageIllegalError(
-            f"The topic {topic!r} cannot name a directory.",
+            f"Topic {topic!r} is not a valid directory name.",
             fix="Use letters, digits, and the characters _ - | %.",
         )
 
 
 class Unit(NamedTuple):
-    """Where one message lies: bytes [physical_offset, + size_bytes) of the commit log."""
+    """Where one message is: the bytes [physical_offset, + size_bytes) of the commit log."""
 
     physical_offset: int
     size_bytes: int
@@ -79,23 +91,32 @@ class Unit(NamedTuple):
 
     @property
     def end(self) -> int:
+        """The position behind the record."""
         return self.physical_offset + self.size_bytes
 
     @property
     def is_blank(self) -> bool:
+        """Whether the unit stands for an offset without a message."""
         return self.size_bytes == BLANK_SIZE and self.physical_offset == 0
 
     @property
     def is_used(self) -> bool:
+        """Whether the unit has been written, be it blank or with a possible position and size."""
         return self.size_bytes > 0 and self.physical_offset >= 0
 
 
 class Queue(QueueState):
-    """One queue of one topic. The appending code reaches into its fields: see `writer`."""
+    """One queue of one topic. The writer accesses its attributes directly."""
 
     __slots__ = (
-        "key", "offset_min", "segments", "tail_start", "topic", "unsynced", "visible_offset",
-    )  # fmt: skip
+        "key",
+        "offset_min",
+        "segments",
+        "tail_start",
+        "topic",
+        "unsynced",
+        "visible_offset",
+    )
 
     def __init__(
         self,
@@ -105,34 +126,42 @@ class Queue(QueueState):
         key: tuple[str, int],
         unsynced: set[str] | None = None,
     ) -> None:
+        """Create a queue without units. `key` is (topic, queue id).
+
+        `unsynced` collects the files that the next checkpoint must sync.
+        """
         self.key = key
         self.topic, self.queue_id = key
         self.unsynced = set() if unsynced is None else unsynced
         name = self.topic.encode()
-        is_long = len(name) > TOPIC_LENGTH_MAX  # spec/store.md §2.1: V1's is a signed byte
+        is_long = len(name) > TOPIC_LENGTH_MAX  # in V1 records the length is a signed byte
         self.magic = MAGIC_V2 if is_long else MAGIC_V1
         self.topic_part = len(name).to_bytes(2 if is_long else 1, "big") + name
         self.fixed_bytes = RECORD_BYTES_MIN - 1 + len(self.topic_part)
-        self.segments = SegmentFiles(files, directory, file_bytes, SIZE_KEY, are_sparse=True)
+        self.segments = SegmentFiles(
+            files, directory, file_bytes, FILE_SIZE_SETTING, are_sparse=True
+        )
         self.tail = bytearray()
-        self.reset(0)
+        self.reset_to(0)
 
-    def reset(self, offset: int) -> None:
-        """Without units, beginning at `offset`; the files are not touched."""
+    def reset_to(self, offset: int) -> None:
+        """Empty the queue in memory, and let it begin at `offset`. The files do not change."""
         self.offset_min = offset
         self._set_end(offset)
 
     def _set_end(self, end: int) -> None:
+        """Drop all units in memory, and let the queue end at offset `end`."""
         self.tail.clear()
         self.tail_start = self.next_offset = self.committed_offset = self.visible_offset = end
 
     # --- reading
 
     def units(self, start: int, count: int) -> Units:
-        """Units from queue offset `start`, as they are stored: at least one, at most `count`.
+        """Return units from queue offset `start` on, as they are stored: at most `count`.
 
-        Fewer than asked where a file or the written part ends; the caller goes on from there.
-        Empty when there is no such unit. Visibility is the caller's matter.
+        Returns fewer where a file ends or the tail begins; call again with the next offset. Returns
+        none if the queue has no unit at `start`. The units may be of messages that are not visible
+        yet.
         """
         if start >= self.tail_start:
             begin = (start - self.tail_start) * UNIT_BYTES
@@ -142,56 +171,60 @@ class Queue(QueueState):
         if segment is None:
             return bytearray()
         stop = min((start + count) * UNIT_BYTES, self.tail_start * UNIT_BYTES, segment.end)
-        return segment.part(position, stop - position)
+        return segment.view_or_read(position, stop - position)
 
     def unit(self, offset: int) -> Unit | None:
-        """The unit of one queue offset; None when there is none."""
+        """Return the unit of one queue offset; None if there is none."""
         data = self.units(offset, 1) if offset < self.next_offset else b""
         return Unit._make(UNIT.unpack_from(data)) if len(data) else None
 
-    def peek(self, offset: int) -> Unit | None:
-        """As `unit`, but read without a map: recovery looks into many files once."""
+    def read_unit(self, offset: int) -> Unit | None:
+        """Return the unit of one queue offset like `unit`, without a map.
+
+        Recovery uses this to read a few units of many files.
+        """
         segment = self.segments.at(offset * UNIT_BYTES)
         if segment is None or (self.tail and offset >= self.tail_start):
             return self.unit(offset)
         return Unit._make(UNIT.unpack(segment.read(offset * UNIT_BYTES, UNIT_BYTES)))
 
-    def place_of(self, offset: int) -> int:
-        """Where the record of a queue offset lies in the log; -1 without one. Makes no map."""
-        unit = self.peek(offset) if self.segments.start <= offset * UNIT_BYTES else None
+    def position_of(self, offset: int) -> int:
+        """Return the position in the log of the record of a queue offset; -1 if there is none."""
+        unit = self.read_unit(offset) if self.segments.start <= offset * UNIT_BYTES else None
         self.segments.release()
         return -1 if unit is None or offset >= self.next_offset else unit.physical_offset
 
-    def first_from(self, log_offset: int) -> int:
-        """The first offset whose record lies at `log_offset` or behind; the end when none does."""
+    def first_offset_from(self, log_offset: int) -> int:
+        """Return the first offset whose record is at `log_offset` or behind; else the end."""
         end = self.next_offset
         first = self.segments.start // UNIT_BYTES if len(self.segments) else self.tail_start
 
-        def is_gone(unit: Unit) -> bool:
+        def is_before(unit: Unit) -> bool:
             return unit.is_blank or unit.physical_offset < log_offset
 
-        def past_gap(offset: int) -> Unit | None:
-            """The unit there; where it is blank the next one that is not, if it is near."""
-            unit = self.peek(offset)
-            for at in range(offset + 1, min(offset + GAP_MAX, end)):
+        def read_past_gap(offset: int) -> Unit | None:
+            """Return the unit at `offset`, or, if it is blank, the next one that is not."""
+            unit = self.read_unit(offset)
+            for following in range(offset + 1, min(offset + GAP_MAX, end)):
                 if unit is None or not unit.is_blank:
                     break
-                unit = self.peek(at)
+                unit = self.read_unit(following)
             return unit
 
-        unit = self.peek(first) if first < end else None
-        found = first  # as a rule; and a damaged unit in the middle cannot mislead
-        if unit is None or is_gone(unit):
-            found = _bisect(first, end, is_gone, past_gap)
-            while found < end and (unit := self.peek(found)) is not None and unit.is_blank:
-                found += 1
+        # In most cases the first unit is the result. Then a damaged unit cannot mislead the search.
+        result = first
+        unit = self.read_unit(first) if first < end else None
+        if unit is None or is_before(unit):
+            result = _bisect(first, end, is_before, read_past_gap)
+            while result < end and (unit := self.read_unit(result)) is not None and unit.is_blank:
+                result += 1
         self.segments.release()
-        return found
+        return result
 
-    def end_before(self, log_end: int) -> int:
-        """The offset behind the last unit whose record ends at `log_end` or before."""
+    def end_offset_before(self, log_end: int) -> int:
+        """Return the offset behind the last unit whose record ends at `log_end` or before."""
         offset = self.next_offset
-        stop = max(self.offset_min, offset - UNITS_SINGLY)
+        stop = max(self.offset_min, offset - LINEAR_SEARCH_UNITS)
         while offset > stop:
             unit = self.unit(offset - 1)
             if unit is None or (unit.is_used and unit.end <= log_end):
@@ -201,16 +234,17 @@ class Queue(QueueState):
             self.offset_min, offset, lambda unit: unit.is_blank or unit.end <= log_end, self.unit
         )
 
-    def correct_min(self, log_start: int) -> None:
-        """Set offset_min behind blank units and those whose records are deleted from the log."""
-        self.offset_min = self.first_from(log_start)
+    def update_offset_min(self, log_start: int) -> None:
+        """Set `offset_min` to the first offset whose record is at `log_start` or behind."""
+        self.offset_min = self.first_offset_from(log_start)
 
     # --- writing
 
     def flush(self) -> list[str]:
-        """Write the committed part of the tail; returns the paths and directories to be synced.
+        """Write the committed part of the tail; return the files and directories to sync.
 
-        On OSError nothing is lost: the units stay in memory and the next flush writes them.
+        If it raises OSError nothing is lost: the units stay in memory, and the next flush writes
+        them.
         """
         touched: list[str] = []
         segments = self.segments
@@ -223,7 +257,7 @@ class Queue(QueueState):
                     segments.make_directory(touched)
                 segment = segments.add(position + done - (position + done) % segments.file_bytes)
                 touched.append(segments.directory)
-                if position > segment.base:  # of a queue that does not begin at its file's start
+                if position > segment.base:  # the queue begins within its first file
                     blanks = (position - segment.base) // UNIT_BYTES
                     segment.write(BLANK_UNIT * blanks, segment.base)
             piece = bytes(self.tail[done : min(segment.end, stop) - position])
@@ -236,8 +270,8 @@ class Queue(QueueState):
             self.tail_start = self.committed_offset
         return touched
 
-    def mend(self, offset: int, data: bytes) -> None:
-        """Overwrite one unit that the files hold, and the tail if it has it. Raises OSError."""
+    def overwrite_unit(self, offset: int, data: bytes) -> None:
+        """Overwrite the unit of an offset in the files and in the tail. Raises OSError."""
         at = (offset - self.tail_start) * UNIT_BYTES
         if 0 <= at < len(self.tail):
             self.tail[at : at + UNIT_BYTES] = data
@@ -248,7 +282,7 @@ class Queue(QueueState):
             self.unsynced.add(segment.path)
 
     def truncate(self, offset: int) -> None:
-        """Forget the units from `offset` on, in memory and in the files."""
+        """Remove the units from `offset` on, in memory and in the files. Raises OSError."""
         visible = min(self.visible_offset, offset)
         if offset >= self.tail_start:
             del self.tail[(offset - self.tail_start) * UNIT_BYTES :]
@@ -258,11 +292,14 @@ class Queue(QueueState):
         self.visible_offset = visible
         self.offset_min = min(self.offset_min, offset)
         if offset * UNIT_BYTES < self.segments.end:
-            self._cut(offset * UNIT_BYTES, keeps_file=True)
+            self._truncate_files(offset * UNIT_BYTES, keeps_file=True)
 
-    def _cut(self, position: int, *, keeps_file: bool = False) -> None:
-        """What was cut must not come back after an orderly stop: the next checkpoint syncs it."""
-        if self.segments.cut(position, keeps_file=keeps_file):
+    def _truncate_files(self, position: int, *, keeps_file: bool = False) -> None:
+        """Remove everything from byte `position` on from the files.
+
+        The next checkpoint syncs them. Otherwise the units could come back after a power loss.
+        """
+        if self.segments.truncate(position, keeps_file=keeps_file):
             self.unsynced.add(self.segments.directory)
             if self.segments.last is not None:
                 self.unsynced.add(self.segments.last.path)
@@ -277,19 +314,22 @@ class Queue(QueueState):
         before: int | None = None,
         removes: bool = True,
         log_start: int = 0,
-        look: "Callable[[Queue], object]" = lambda queue: None,
+        inspect: "Callable[[Queue], object]" = lambda queue: None,
     ) -> None:
-        """Find the end in the files, of all units or of those `before` a place in the log, and
-        the first unit whose record the log, which begins at `log_start`, still has.
+        """Find the end of the queue in its files, and its first unit whose record still exists.
 
-        Takes a few reads, however long the queue is. After a crash what lies behind the end is
-        removed. With `removes` the last unit is in the tail afterwards, where recovery asks for
-        it; a flush writes it once more. `look` may look into the queue while what was read is
-        there. Raises StoreDamagedError as `SegmentFiles.load`.
+        The end is behind the last unit, or with `before` behind the last unit whose record begins
+        before this position of the log. The log begins at `log_start`. This takes a few reads,
+        however long the queue is.
+
+        After a crash, units behind the end are removed from the files. With `removes` the last unit
+        is in the tail afterwards, because recovery reads it; a flush writes it again. `inspect` is
+        called with the queue while the units that were read are still in memory. Raises
+        StoreDamagedError like `SegmentFiles.load`.
         """
         self.segments.load(is_derived=after_crash, removes=removes, keeps_open=True)
         first = self.segments.start // UNIT_BYTES
-        self.reset(first)
+        self.reset_to(first)
 
         def is_kept(unit: Unit) -> bool:
             return unit.is_used and (
@@ -299,13 +339,13 @@ class Queue(QueueState):
         def is_end(number: int) -> bool:
             return not is_kept(Unit._make(UNIT.unpack_from(data, number * UNIT_BYTES)))
 
-        # The end lies in the last block that was ever written, as a rule. That is the tail until
-        # all is found: of a small queue it is everything, and one read is enough.
-        position, data = self.segments.last_block(UNIT_BYTES)
+        # In most cases the end lies in the last block that was ever written. The block is kept in
+        # `tail` while this method runs: a small queue needs no other read.
+        position, data = self.segments.read_last_block(UNIT_BYTES)
         block, count = position // UNIT_BYTES, -(-len(data.rstrip(b"\0")) // UNIT_BYTES)
-        end, used_end = block + count, position + len(data)  # what is between holds zeros
+        end, used_end = block + count, position + len(data)  # zeros lie between the two
         if not count or is_end(0):
-            count, end = 0, _bisect(first, block, is_kept, self.peek)
+            count, end = 0, _bisect(first, block, is_kept, self.read_unit)
             used_end = end * UNIT_BYTES
         elif is_end(count - 1):
             count = bisect_left(range(count), True, key=is_end)
@@ -314,12 +354,12 @@ class Queue(QueueState):
         self.tail += data[: count * UNIT_BYTES]
         self.tail_start, self.next_offset = end - len(self.tail) // UNIT_BYTES, end
         if after_crash and used_end < self.segments.end:
-            self._cut(used_end, keeps_file=True)
-        self.correct_min(log_start)
-        look(self)
+            self._truncate_files(used_end, keeps_file=True)
+        self.update_offset_min(log_start)
+        inspect(self)
         last = bytes(self.tail[-UNIT_BYTES:])
         if not last and end > first:
-            last = UNIT.pack(*(self.peek(end - 1) or Unit(0, 0, 0)))
+            last = UNIT.pack(*(self.read_unit(end - 1) or Unit(0, 0, 0)))
         self._set_end(end)
         if removes and last:
             self.tail_start = end - 1
@@ -327,11 +367,11 @@ class Queue(QueueState):
         self.segments.release()
 
     def put(self, offset: int, unit: Unit) -> bool:
-        """Add a unit found in the log at recovery; True when it was not there yet.
+        """Add the unit of a record that recovery found in the log.
 
-        A gap is filled with blank units, so that offsets stay what the records say. An offset
-        that is there already with a later place in the log means that the topic was deleted and
-        made again: the queue begins anew there.
+        Returns False if the queue had it already. A gap is filled with blank units, so that offsets
+        stay what the records say. If the queue has the offset already, with an earlier position in
+        the log, then the topic was deleted and created again: the queue is cut off at this offset.
         """
         if offset < self.next_offset:
             known = self.unit(offset)
@@ -340,18 +380,18 @@ class Queue(QueueState):
             self.truncate(offset)
         if offset != self.next_offset:
             if self.next_offset == self.offset_min:
-                self._cut(0)
-                self.reset(offset)
+                self._truncate_files(0)
+                self.reset_to(offset)
             self.tail += BLANK_UNIT * (offset - self.next_offset)
         self.tail += UNIT.pack(*unit)
         self.next_offset = self.committed_offset = self.visible_offset = offset + 1
         return True
 
     def extend(self, offset: int, data: bytes) -> int | None:
-        """Add consecutive units found in the log at recovery, as `put` would one by one.
+        """Add consecutive units, the first of which has `offset`, as `put` would one by one.
 
-        Returns how many were not there yet; None, having done nothing, when they do not simply
-        follow what is there: then `put` has to see each.
+        Returns how many units were not there yet. Returns None, with nothing changed, if the units
+        do not simply follow those of the queue: then call `put` for each.
         """
         known = min((self.next_offset - offset) * UNIT_BYTES, len(data))
         if known < 0:
@@ -372,30 +412,31 @@ class Queue(QueueState):
 def expired_units(
     files: Files, directory: str, file_bytes: int, log_start: int
 ) -> list[tuple[str, int, int, bytes]]:
-    """(topic, queue id, offset, unit) of the last message of queues all of whose messages have
-    expired, in a log that begins at `log_start`: where they go on, which the log does not say.
+    """Return (topic, queue id, offset, unit) of the last message of each fully expired queue.
 
-    By the files alone: in any thread, beside whoever writes them. Raises OSError.
+    The log begins at `log_start`. No record of such a queue is in the log, so only its files say at
+    which offset it continues. Reads the files alone, in any thread, while a broker may write them.
+    Raises OSError.
     """
     queues = ConsumeQueues(files, directory, file_bytes)
     queues.load(after_crash=False, removes=False, log_start=log_start)
-    found = []
+    expired = []
     for queue in queues:
         last = queue.next_offset - 1
-        unit = queue.peek(last) if queue.offset_min == queue.next_offset > 0 else None
+        unit = queue.read_unit(last) if queue.offset_min == queue.next_offset > 0 else None
         if unit is not None:
-            found.append((*queue.key, last, UNIT.pack(*unit)))
+            expired.append((*queue.key, last, UNIT.pack(*unit)))
     queues.close()
-    return found
+    return expired
 
 
 def _bisect(
-    low: int, high: int, is_before: Callable[[Unit], bool], look: Callable[[int], Unit | None]
+    low: int, high: int, is_before: Callable[[Unit], bool], read: Callable[[int], Unit | None]
 ) -> int:
-    """The first offset in [low, high) whose unit is not `is_before`; `high` when all are."""
+    """Return the first offset in [low, high) whose unit is not `is_before`; else `high`."""
 
     def is_end(offset: int) -> bool:
-        unit = look(offset)
+        unit = read(offset)
         return unit is None or not is_before(unit)
 
     return low + bisect_left(range(low, high), True, key=is_end)
@@ -404,9 +445,10 @@ def _bisect(
 class ConsumeQueues:
     """All queues of a store, by (topic, queue id).
 
-    `dirty` queues have units that are not in their files, `unsynced` files and directories were
-    written since the last checkpoint took them; `deleted` topics have records that do not count.
-    `is_doubtful`: units were found wrong, the next start builds the queues anew.
+    `dirty` are the queues with units that are not in their files. `unsynced` are files and
+    directories that were written since the last checkpoint. `deleted` says which records belong to
+    deleted topics. `is_doubtful` is set when units were found to be wrong; the next start then
+    builds all queues again.
     """
 
     def __init__(
@@ -418,6 +460,11 @@ class ConsumeQueues:
         long_topics: bool = True,
         deleted: DeletedTopics | None = None,
     ) -> None:
+        """Create an empty collection for the queues in `directory`; `load` finds those on disk.
+
+        `long_topics` allows retry topics to be longer than other topics. `deleted` None means that
+        no topic was deleted.
+        """
         self._files = files
         self._directory = directory
         self._file_bytes = file_bytes
@@ -439,36 +486,50 @@ class ConsumeQueues:
         removes: bool = True,
         log_start: int = 0,
         wanted: Callable[[str, int], bool] | None = None,
-        look: Callable[[Queue], object] = lambda queue: None,
+        inspect: Callable[[Queue], object] = lambda queue: None,
     ) -> None:
-        """Find all queues on disk and their ends (see `Queue.load`), or those that are `wanted`."""
+        """Load all queues on disk (see `Queue.load`), or those for which `wanted` is true."""
         self.by_key.clear()
         self.dirty.clear()
-        for key in self._on_disk():
+        for key in self._keys_on_disk():
             if wanted is None or wanted(*key):
-                queue = self.open(key)
+                queue = self.get_unchecked(key)
                 queue.load(
-                    after_crash=after_crash, before=before, removes=removes, log_start=log_start,
-                    look=look,
-                )  # fmt: skip
+                    after_crash=after_crash,
+                    before=before,
+                    removes=removes,
+                    log_start=log_start,
+                    inspect=inspect,
+                )
 
-    def is_size_plausible(self) -> bool:
-        """Whether the files on disk, all of one other size, may well be of another setting."""
+    def may_have_other_file_size(self) -> bool:
+        """Return whether the files on disk fit another setting of the file size.
+
+        That is the case if all of them have one other size that is a multiple of the unit's.
+        """
         sizes: set[int] = set()
-        for topic, queue_id in self._on_disk():
+        for topic, queue_id in self._keys_on_disk():
             path = f"{self._directory}/{topic}/{queue_id}"
-            sizes.update(SegmentFiles(self._files, path, self._file_bytes, SIZE_KEY).sizes())
+            sizes.update(
+                SegmentFiles(self._files, path, self._file_bytes, FILE_SIZE_SETTING).sizes_on_disk()
+            )
         is_other = self._file_bytes not in sizes
-        return is_other and len(sizes) == 1 and all(s and not s % UNIT_BYTES for s in sizes)
+        return (
+            is_other and len(sizes) == 1 and all(size and not size % UNIT_BYTES for size in sizes)
+        )
 
-    def _on_disk(self) -> Iterator[tuple[str, int]]:
+    def _keys_on_disk(self) -> Iterator[tuple[str, int]]:
+        """Yield the keys of all queues that have a directory."""
         for topic in text_names(self._files, self._directory):
             for name in self._files.names(f"{self._directory}/{topic}"):
                 if name.isascii() and name.isdigit():
                     yield topic, int(name)
 
-    def get(self, key: tuple[str, int]) -> Queue:
-        """The queue, made when it is new. Raises MessageIllegalError when the name cannot be."""
+    def get_or_create(self, key: tuple[str, int]) -> Queue:
+        """Return a queue, and create it if it does not exist.
+
+        Raises MessageIllegalError if the topic or queue id is invalid.
+        """
         queue = self.by_key.get(key)
         if queue is None:
             check_topic(key[0], long_topics=self._long_topics)
@@ -476,11 +537,14 @@ class ConsumeQueues:
                 raise MessageIllegalError(
                     f"The queue id {key[1]} is negative.", fix="Queue ids begin at 0."
                 )
-            queue = self.open(key)
+            queue = self.get_unchecked(key)
         return queue
 
-    def open(self, key: tuple[str, int]) -> Queue:
-        """As `get`, for names that come from the log itself: they are not checked."""
+    def get_unchecked(self, key: tuple[str, int]) -> Queue:
+        """Return a queue, and create it if it does not exist, without checking its name.
+
+        For names that come from the log or the disk.
+        """
         queue = self.by_key.get(key)
         if queue is None:
             directory = f"{self._directory}/{key[0]}/{key[1]}"
@@ -488,35 +552,42 @@ class ConsumeQueues:
             self.by_key[key] = queue
         return queue
 
-    def note(self, queue: Queue) -> None:
-        """The queue has new units in its tail: a later flush writes them, this one if many."""
+    def mark_dirty(self, queue: Queue) -> None:
+        """Note that a queue has new units in its tail. Write them at once if there are many.
+
+        Raises OSError.
+        """
         self.dirty.add(queue)
         if len(queue.tail) >= TAIL_BYTES_MAX:
             self.unsynced.update(queue.flush())
 
     def flush(self, queue: Queue) -> None:
-        """Write a queue's tail to its files, unless that is done. OSError leaves what is left for
-        the next time."""
+        """Write a queue's tail to its files if it has units that are not in them.
+
+        If it raises OSError, the units that were not written stay in memory for the next call.
+        """
         if queue in self.dirty:
             self.unsynced.update(queue.flush())
             self.dirty.discard(queue)
 
-    def truncate_log(self, end: int) -> None:
-        """Drop the units whose records lie at `end` or later: the log does not hold them."""
+    def truncate_to_log(self, end: int) -> None:
+        """Remove the units whose records end behind `end`, where the log ends."""
         for queue in self:
-            offset = queue.end_before(end)
+            offset = queue.end_offset_before(end)
             if offset < queue.next_offset:
                 queue.truncate(offset)
 
-    def delete(self, topic: str) -> None:
-        """Remove the queues of a topic with their files. Raises MessageIllegalError for a name that
-        is no directory's: it was never one of ours."""
-        check_topic(topic)
-        self._remove(topic)
+    def delete_topic(self, topic: str) -> None:
+        """Remove the queues of a topic and their files.
 
-    def _remove(self, topic: str) -> None:
-        """Remove the queues of a topic, whose name may be what a damaged record said, with their
-        files."""
+        Raises MessageIllegalError if the topic is not a valid directory name, so no queue can have
+        it.
+        """
+        check_topic(topic)
+        self._remove_topic(topic)
+
+    def _remove_topic(self, topic: str) -> None:
+        """Remove the queues of a topic and their files. Any name is allowed."""
         for key in [key for key in self.by_key if key[0] == topic]:
             queue = self.by_key.pop(key)
             self.dirty.discard(queue)
@@ -527,35 +598,42 @@ class ConsumeQueues:
             self._files.sync_directory(self._directory)
 
     def finish_deletions(self) -> None:
-        """Remove the queues of deleted topics that a crash has left."""
+        """Remove the queues of deleted topics that were left by a crash."""
         for (topic, _), queue in list(self.by_key.items()):
-            if topic in self.deleted.ends:
+            if topic in self.deleted.end_by_topic:
                 last = queue.unit(queue.next_offset - 1) if queue.next_offset else None
-                if last is not None and not self.deleted.counts(topic, last.physical_offset):
-                    self._remove(topic)
+                if last is not None and not self.deleted.is_live(topic, last.physical_offset):
+                    self._remove_topic(topic)
 
     def remove_all(self) -> None:
-        """Remove every queue with its files, loaded or not: they are built anew."""
-        for key in self._on_disk():
-            self.open(key)
+        """Remove all queues and their files, loaded or not, so that they can be built again."""
+        for key in self._keys_on_disk():
+            self.get_unchecked(key)
         for topic in {topic for topic, _ in self.by_key}:
-            self._remove(topic)
+            self._remove_topic(topic)
 
-    def totals(self, log_end: int | None = None) -> tuple[int, int]:
-        """How many queues have units, and the sum of their ends: a digest for the checkpoint, of
-        now or as it is when the log is cut to `log_end`. No start agrees with that of doubtful
-        queues."""
+    def digest(self, log_end: int | None = None) -> tuple[int, int]:
+        """Return the number of queues that have units, and the sum of their end offsets.
+
+        With `log_end`, return what the numbers will be when the log is cut off there. Returns (-1,
+        -1), which no start accepts, if the queues are doubtful.
+        """
         if self.is_doubtful:
             return -1, -1
         ends = [
-            queue.committed_offset if log_end is None else queue.end_before(log_end)
+            queue.committed_offset if log_end is None else queue.end_offset_before(log_end)
             for queue in self
         ]
         return len(ends) - ends.count(0), sum(ends)
 
-    def last_unit(self, log_end: int | None = None) -> Unit | None:
-        """Of all queues, the one that lies last in the log (before its new end)."""
-        ends = [(q, q.next_offset if log_end is None else q.end_before(log_end)) for q in self]
+    def find_last_unit(self, log_end: int | None = None) -> Unit | None:
+        """Return the unit whose record is last in the log, of all queues; None if there are none.
+
+        With `log_end`, only units whose records end at that position or before count.
+        """
+        ends = [
+            (q, q.next_offset if log_end is None else q.end_offset_before(log_end)) for q in self
+        ]
         units = [queue.unit(end - 1) for queue, end in ends if end > 0]
         return max((unit for unit in units if unit is not None and not unit.is_blank), default=None)
 

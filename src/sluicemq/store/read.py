@@ -1,26 +1,27 @@
-"""Reading what is visible: by queue offset with a filter, by time, by place in the log.
+"""Reading visible messages: by queue offset with a filter, by store time, by position in the log.
 
-`read` looks at units from an offset on, lets a filter choose, and gives slices of the mapped log:
-no message is copied or decoded, adjacent ones are one slice. The filter's two stages
+`read` examines units from an offset on, lets a filter choose, and returns slices of the mapped log.
+No message is copied or decoded, and adjacent records form one slice. A filter has two stages
 (`model.subscription.MessageFilter`):
 
-    a set of tag codes    whole chunks of units at once (`bulk.find_codes`), chunks growing
-    else                  `by_consume_queue` for each unit
-    then, if it reads     the properties of each candidate are cut out of its record and decoded
-    properties
+    tag codes    if the filter is a set of tag codes, whole chunks of units are compared at once
+                 (`bulk.find_tag_codes`), in growing chunks; else `by_consume_queue` is called for
+                 each unit
+    properties   if the filter reads properties, those of each remaining record are decoded, or
+                 looked up in columns
 
-A call looks at `scan_max` units at most (2,000 when records are read for it) and for a few
-milliseconds, so that no reader holds the loop; verdicts that take longer are left to a judgement
-(`gather`). The next offset it returns is behind everything it has looked at, and never behind a
-match that it did not deliver.
+One call examines at most `scan_max` units (2,000 if it reads records), and runs for a few
+milliseconds, so that no reader occupies the event loop. A filter that takes longer is evaluated in
+another thread (`PostponedWork`). The next offset of a result is behind everything that was
+examined, and never behind a match that was not delivered.
 
-How much an ordinary pull gets is RocketMQ's rule (spec/store.md §10): 32 messages or 256 KiB
-of what is likely in memory (the newest 40 % of RAM), 8 or 64 KiB of what has to come from the disk.
-Only a SluiceMQ client gets up to 256 (`sluicePullCountMax`) from memory, in the same 256 KiB: each
-pull costs a round trip, however little it brings. Every other client gets at most RocketMQ's count,
-however many messages it asks for.
-With a filter it is also no more than the reader can hold (`gather.Reach`), reckoned from the first
-match it has not consumed: a pull names the offset up to which everything is consumed.
+The limits of an ordinary pull are RocketMQ's (spec/store.md §10): 32 messages or 256 KiB of records
+that are probably in memory (the newest 40 % of RAM), 8 messages or 64 KiB of records that must come
+from the disk. A SluiceMQ client gets up to 256 messages (`sluicePullCountMax`) from memory, in the
+same 256 KiB, because each pull costs a round trip. Every other client gets at most RocketMQ's
+number, however many messages it requests. A filtered pull also returns no more matches than the
+reader can hold (`gather.SpanLimit`), counted from the first match that the reader has not consumed:
+a pull names the offset up to which everything is consumed.
 """
 
 import enum
@@ -40,17 +41,17 @@ from sluicemq.record.codec import decode_properties, properties_slice
 from sluicemq.record.layout import HOST_BITS, RECORD_HEAD, RECORD_HEADS
 from sluicemq.store.columns.columns import PropertyColumns
 from sluicemq.store.gather import (
-    RECORDS_S,
-    WEIGHT_INLINE,
-    Gather,
-    JudgedRecords,
-    Judgement,
+    INLINE_WEIGHT_MAX,
+    READ_TIME_MAX_S,
+    FilterResultCache,
     PostponedError,
-    Reach,
-    Select,
-    Soundness,
+    PostponedWork,
+    RecordCollector,
+    RecordVerifier,
+    SpanLimit,
+    UnitSelector,
 )
-from sluicemq.store.log import CommitLog, Scanned
+from sluicemq.store.log import CommitLog, LogRecord
 from sluicemq.store.queues import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue, Units
 
 if TYPE_CHECKING:
@@ -58,17 +59,21 @@ if TYPE_CHECKING:
     from sluicemq.store.columns.scan import ColumnScan
 
 TAG_SCAN_MAX: Final = 1 << 17
+"""A pull with a filter on tags examines at most this many units."""
 PROPERTY_SCAN_MAX: Final = 2000
-"""Units of a filtered read: long misses cost little, a property filter reads the log for each."""
-WARMED_FOR: Final = 256
-"""A filter on so many messages waits for what makes columns of them, rather than to read each."""
-CHUNK_MIN: Final = 8
-"""So many records are looked at before the first look at the clock, then twice as many."""
-_CHUNK_UNITS: Final = 256
-UNREADABLE_MAX: Final = 256
-"""Damaged messages in a row over which a search by time looks for a message that can be read."""
+"""A read that decodes the properties of each record examines at most this many units."""
+COLUMN_UNITS_MIN: Final = 256
+"""If a filter has to examine this many messages or more, a read waits until columns can be used."""
+FIRST_CHUNK_UNITS: Final = 8
+"""Number of records that are examined before the clock is read for the first time.
+
+Each further chunk has twice as many, up to `_CHUNK_UNITS_MAX`.
+"""
+_CHUNK_UNITS_MAX: Final = 256
+DAMAGED_RUN_MAX: Final = 256
+"""A search by time skips at most this many damaged messages in a row."""
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
-"""Tag codes up to this are addresses in a ConsumeQueueExt file (spec/store.md §3.2)."""
+"""Tag codes up to this value are addresses in a ConsumeQueueExt file (spec/store.md §3.2)."""
 _unpack_units: Final = UNIT.iter_unpack
 _unpack_record: Final = RECORD_HEAD.only("size", "queue_offset").unpack_from
 _FLAGS: Final = RECORD_HEAD.only("sys_flag")
@@ -76,7 +81,7 @@ _TIMES: Final = {bits: head.only("store_time") for bits, head in RECORD_HEADS.it
 
 
 class ReadStatus(enum.Enum):
-    """How a read ended; the broker's answer codes follow from it."""
+    """How a read ended. The broker derives its response codes from this."""
 
     FOUND = enum.auto()
     NO_MATCHED_MESSAGE = enum.auto()
@@ -91,14 +96,19 @@ class ReadStatus(enum.Enum):
 
 @dataclass(slots=True)
 class ReadResult:
-    """What a read found.
+    """The result of a read.
 
-    `data` are slices of the log, whole records in order, adjacent ones merged; `count` is the
-    number of messages in them, `size_bytes` their size; `scanned` how many units were looked at.
-    `judgement`: nothing was looked at, because something has to be found out first (`gather`).
-    With a reach the messages from `held_from` on, `span` offsets apart, are what the reader holds
-    then; `is_out_of_reach`: there is a match at `next_offset`, to be asked for once more.
-    `is_sure`: no evaluation of the filter has failed on what was looked at.
+    `data` are slices of the log that contain whole records in order; adjacent records are one
+    slice. `count` is the number of messages in them and `size_bytes` their size. `units_scanned` is
+    the number of units that were examined. The queue has the messages from `offset_min` to before
+    `offset_max`, and the next read continues at `next_offset`.
+
+    If `postponed` is set, no unit was examined: run the work, then read again.
+
+    With a span limit, the reader will hold the matches from offset `held_from` on, over a range of
+    `span` offsets; `held_from` is -1 if no match is known. `is_out_of_reach` means that there is a
+    match at `next_offset` which the reader must request again later. `is_filter_reliable` is true
+    only if the filter was evaluated over columns and no evaluation failed.
     """
 
     status: ReadStatus
@@ -108,15 +118,15 @@ class ReadResult:
     data: list[memoryview] = field(default_factory=list)
     count: int = 0
     size_bytes: int = 0
-    scanned: int = 0
+    units_scanned: int = 0
     held_from: int = -1
     span: int = 0
     is_out_of_reach: bool = False
-    is_sure: bool = False
-    judgement: Judgement | None = None
+    is_filter_reliable: bool = False
+    postponed: PostponedWork | None = None
 
     def records(self) -> Iterator[tuple[int, memoryview]]:
-        """Each record of `data`, with its queue offset. HOT."""
+        """Yield (queue offset, record) for each record of `data`. HOT."""
         for piece in self.data:
             at = 0
             while at < len(piece):
@@ -126,10 +136,7 @@ class ReadResult:
 
 
 class LogReader:
-    """The reading half of a store, up to `visible_end` of the log.
-
-    `columns`: what filters over properties are decided by, instead of reading each record.
-    """
+    """Reads the visible messages of a store: those before position `visible_end` of the log."""
 
     def __init__(
         self,
@@ -139,38 +146,40 @@ class LogReader:
         clock: Clock,
         columns: PropertyColumns,
     ) -> None:
+        """`columns` evaluate filters on properties without reading each record."""
         self.log = log
         self._clock = clock
-        self._judged = JudgedRecords()
+        self._filter_results = FilterResultCache()
         self._by_key = queues.by_key
         self.config = config
-        few = config.max_transfer_count_memory
-        self.near_max = (few, max(few, config.pull_count_max))
-        """Messages of an answer from memory, by `is_ours`: to RocketMQ's clients, to our own."""
+        rocketmq_max = config.max_transfer_count_memory
+        self.memory_count_max = (rocketmq_max, max(rocketmq_max, config.pull_count_max))
+        """Most messages of a pull from memory: for RocketMQ's clients, and for SluiceMQ's."""
         self._memory_bytes = memory_bytes() * config.memory_ratio // 100
         self._has_extension = log.segments.files.exists(f"{config.root}/consumequeue_ext")
         self._tag_hits: TagHits | None = None
         self.visible_end = log.written_offset
-        self.soundness = Soundness(log, queues, config.delay_levels_ms)
+        self.soundness = RecordVerifier(log, queues, config.delay_levels_ms)
+        """Checks records before they are given to readers."""
         self.columns: PropertyColumns | None = columns
 
     @property
     def is_all_near(self) -> bool:
-        """Is all of the log likely in memory?"""
+        """Whether the whole log is probably in memory."""
         return self.visible_end - self.log.segments.start <= self._memory_bytes
 
     @property
     def tag_hits(self) -> "TagHits":
-        """Units by their tag codes. HOT."""
+        """The cache of units that match tag codes. HOT."""
         if self._tag_hits is None:
-            from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
+            from sluicemq.store import bulk  # noqa: PLC0415 - imports NumPy
 
             self._tag_hits = bulk.TagHits()
         return self._tag_hits
 
-    def forget(self) -> None:
-        """The log was cut below what readers have seen."""
-        self._judged = JudgedRecords()
+    def clear_caches(self) -> None:
+        """Clear cached filter results. Call this when the log was truncated below `visible_end`."""
+        self._filter_results = FilterResultCache()
         self._tag_hits = None
 
     # --- by queue offset
@@ -184,82 +193,92 @@ class LogReader:
         bytes_max: int | None = None,
         message_filter: MessageFilter | None = None,
         scan_max: int | None = None,
-        reach: Reach | None = None,
+        span_limit: SpanLimit | None = None,
         *,
         may_postpone: bool = False,
-        is_ours: bool = False,
+        is_sluice_client: bool = False,
     ) -> ReadResult:
-        """Messages of a queue from `offset` on that the filter lets through.
+        """Read messages of a queue from `offset` on that the filter accepts.
 
-        `bytes_max` None is an ordinary pull, limited by RocketMQ's rule on top of `count_max`; a
-        number is a bulk read, limited by what the caller says. The first message always passes.
-        `reach` is what the reader of an ordinary pull can hold: RocketMQ's default without it.
-        `may_postpone`: verdicts that take long may be left to a judgement. `is_ours`: an ordinary
-        pull of a SluiceMQ client may take up to `pull_count_max` messages from memory.
+        With `bytes_max` None the read is an ordinary pull, which RocketMQ's rules limit in addition
+        to `count_max`. With a number it is a bulk read, which only the caller's numbers limit. The
+        first message is always returned, even if it exceeds the limit.
+
+        `scan_max` limits the units that a filter examines (None means the configured limit).
+        `span_limit` says how many matches the reader of an ordinary pull can hold (None means
+        RocketMQ's default). With `may_postpone`, a filter that takes long may be left to the caller
+        (`ReadResult.postponed`). With `is_sluice_client`, an ordinary pull may return up to
+        `pull_count_max` messages from memory.
         """
         queue = self._by_key.get((topic, queue_id))
         if queue is None:
             return ReadResult(ReadStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
         low, high = queue.offset_min, queue.visible_offset
         if not low <= offset < high:
-            return _outside(offset, low, high)
+            return _result_outside(offset, low, high)
         is_bulk = bytes_max is not None
         if bytes_max is None:
             config, end, memory = self.config, self.visible_end, self._memory_bytes
-            # Usually all of it is near: no look-up then.
+            # In most cases the whole log is in memory. Then the unit is not needed.
             unit = None if self.is_all_near else queue.unit(offset)
             if unit is None or end - unit.physical_offset <= memory:
-                count_max = min(count_max, self.near_max[is_ours])
+                count_max = min(count_max, self.memory_count_max[is_sluice_client])
                 bytes_max = config.max_transfer_bytes_memory
             else:
                 count_max = min(count_max, config.max_transfer_count_disk)
                 bytes_max = config.max_transfer_bytes_disk
-        gather = Gather(self.log, self.soundness, queue, count_max, bytes_max, is_bulk)
+        gather = RecordCollector(self.log, self.soundness, queue, count_max, bytes_max, is_bulk)
         if message_filter is None:
             next_offset = gather.take_from(offset)
         else:
-            gather.reach = None if is_bulk else reach or Reach(offset)
+            gather.span_limit = None if is_bulk else span_limit or SpanLimit(offset)
             gather.may_postpone = may_postpone
-            next_offset = self._read_some(queue, offset, gather, message_filter, scan_max)
+            next_offset = self._read_filtered(queue, offset, gather, message_filter, scan_max)
         gather.close()
         status = ReadStatus.FOUND if gather.count else ReadStatus.NO_MATCHED_MESSAGE
         if not gather.count and gather.is_missing:
-            # The unit is there and its record is not: it was deleted with the log's first files.
-            queue.correct_min(self.log.start)
+            # The queue has the unit, but retention has deleted the record.
+            queue.update_offset_min(self.log.start)
             low, high = queue.offset_min, queue.visible_offset
             if low > offset:
                 return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, low, low, high)
             return ReadResult(ReadStatus.OFFSET_FOUND_NULL, offset, low, high)
-        if gather.judgement is not None and not gather.count and next_offset == offset:
-            found = ReadResult(status, offset, low, high)
-            found.judgement = gather.judgement
-            return found
-        found = ReadResult(
-            status, next_offset, low, high, gather.data, gather.count, gather.size_bytes,
-            next_offset - offset,
-        )  # fmt: skip
-        found.is_sure = gather.is_sure
-        if gather.reach is not None:
-            found.held_from = gather.held_from
-            found.span = gather.last - gather.held_from if gather.count else 0
-            found.is_out_of_reach = gather.is_out_of_reach
-        return found
+        if gather.postponed is not None and not gather.count and next_offset == offset:
+            result = ReadResult(status, offset, low, high)
+            result.postponed = gather.postponed
+            return result
+        result = ReadResult(
+            status,
+            next_offset,
+            offset_min=low,
+            offset_max=high,
+            data=gather.data,
+            count=gather.count,
+            size_bytes=gather.size_bytes,
+            units_scanned=next_offset - offset,
+        )
+        result.is_filter_reliable = gather.is_filter_reliable
+        if gather.span_limit is not None:
+            result.held_from = gather.held_from
+            result.span = gather.last_offset - gather.held_from if gather.count else 0
+            result.is_out_of_reach = gather.is_out_of_reach
+        return result
 
-    def _read_some(
+    def _read_filtered(
         self,
         queue: Queue,
         offset: int,
-        gather: Gather,
+        gather: RecordCollector,
         message_filter: MessageFilter,
         scan_max: int | None,
     ) -> int:
-        """The next offset."""
+        """Let the filter choose units from `offset` on; return where the next read continues."""
         limit = self.config.filter_scan_units_max if scan_max is None else scan_max
         end = min(queue.visible_offset, offset + limit)
-        consumed = -1 if gather.reach is None else gather.reach.consumed
+        consumed = -1 if gather.span_limit is None else gather.span_limit.consumed
         if not queue.offset_min <= consumed < offset:
-            consumed = -1  # nothing that the reader may have still
-        codes = self.codes_alone(message_filter)
+            consumed = -1  # the reader holds no message that it has not consumed
+        codes = self.tag_codes_only(message_filter)
         if codes is not None:
             if consumed >= 0:
                 unit = queue.unit(consumed)
@@ -275,59 +294,61 @@ class LogReader:
         queue: Queue,
         offset: int,
         end: int,
-        gather: Gather,
+        gather: RecordCollector,
         message_filter: MessageFilter,
         consumed: int,
     ) -> int:
-        """By columns where they can be had, else by the records; returns where to go on."""
-        select = self._slow_selection(message_filter)
+        """Filter by columns if possible, else by records; return where the next read continues."""
+        select = self._record_selector(message_filter)
         weight = getattr(message_filter, "weight", 0) if gather.may_postpone else 0
-        if weight > WEIGHT_INLINE and not self._has_extension:
-            select = partial(self._judged.select, message_filter, properties_at=self._properties)
+        if weight > INLINE_WEIGHT_MAX and not self._has_extension:
+            select = partial(
+                self._filter_results.select, message_filter, properties_at=self._properties
+            )
             consumed = -1
         scan = self.column_scan(queue, message_filter)
         if scan is None:
             columns = self.columns
-            is_many = gather.may_postpone and end - offset >= WARMED_FOR
+            is_many = gather.may_postpone and end - offset >= COLUMN_UNITS_MIN
             if is_many and columns is not None and not columns.is_warm:
-                gather.judgement = Judgement(columns.warm_up, lambda _: None)
+                gather.postponed = PostponedWork(columns.warm_up, lambda _: None)
                 return offset
             if consumed >= 0 and any(True for _ in select(queue.units(consumed, 1))):
                 gather.held_from = consumed
             end = min(end, offset + PROPERTY_SCAN_MAX)
             return self._read_selected(queue, gather, select, offset, end)
-        vectorised = message_filter.vectorised  # type: ignore[attr-defined] # `column_scan` looked
+        vectorised = message_filter.vectorised  # type: ignore[attr-defined] # see `column_scan`
         if consumed >= 0 and scan.holds(vectorised, queue, consumed, select):
             gather.held_from = consumed
         return scan.run(vectorised, queue, gather, offset, end, select, weight)
 
     def _read_selected(
-        self, queue: Queue, gather: Gather, select: Select, offset: int, end: int
+        self, queue: Queue, gather: RecordCollector, select: UnitSelector, offset: int, end: int
     ) -> int:
-        """Take what is selected by the records; returns where to go on."""
-        position, chunk = offset, CHUNK_MIN
-        deadline_s = self._clock.monotonic_s() + RECORDS_S
+        """Take the units that `select` chooses; return where the next read continues."""
+        position, chunk = offset, FIRST_CHUNK_UNITS
+        deadline_s = self._clock.monotonic_s() + READ_TIME_MAX_S
         while position < end and (position == offset or self._clock.monotonic_s() < deadline_s):
             units = queue.units(position, min(chunk, end - position))
             if not len(units):
                 gather.is_missing = True
                 break
             try:
-                left = gather.take_some(units, position, select(units))
+                left = gather.take_indices(units, position, select(units))
             except PostponedError as postponed:
-                gather.judgement = postponed.judgement
+                gather.postponed = postponed.work
                 break
             if left >= 0:
                 return left
             position += len(units) // UNIT_BYTES
-            chunk = min(2 * chunk, _CHUNK_UNITS)
+            chunk = min(2 * chunk, _CHUNK_UNITS_MAX)
         return position
 
     def _read_tagged(
-        self, queue: Queue, gather: Gather, codes: frozenset[int], offset: int, end: int
+        self, queue: Queue, gather: RecordCollector, codes: frozenset[int], offset: int, end: int
     ) -> int:
-        """Take what has one of the codes; returns where to go on. HOT."""
-        from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
+        """Take the units with one of the tag codes; return where the next read continues. HOT."""
+        from sluicemq.store import bulk  # noqa: PLC0415 - imports NumPy
 
         tag_hits = self.tag_hits
         position, chunk = offset, bulk.CHUNK_UNITS_MIN
@@ -342,7 +363,7 @@ class LogReader:
             if stop < hits.stop:
                 high = bisect_left(offsets, stop, low, high)
             units = hits.units[low * UNIT_BYTES : high * UNIT_BYTES]
-            left = gather.take_chosen(units, offsets[low:high])
+            left = gather.take_selected(units, offsets[low:high])
             if left >= 0:
                 return left
             if gather.is_missing:
@@ -353,35 +374,39 @@ class LogReader:
 
     # --- filters
 
-    def codes_alone(self, message_filter: MessageFilter) -> frozenset[int] | None:
-        """The codes, where they say everything."""
+    def tag_codes_only(self, message_filter: MessageFilter) -> frozenset[int] | None:
+        """Return the tag codes of a filter that consists of nothing else; None for other filters.
+
+        Returns None for every filter if the store has ConsumeQueueExt files.
+        """
         if message_filter.reads_properties or self._has_extension:
             return None
         return message_filter.tag_codes
 
     def column_scan(self, queue: Queue, message_filter: MessageFilter) -> "ColumnScan | None":
-        """How to read by columns; None where that cannot be."""
+        """Return the scan that evaluates the filter over columns; None if there is none now."""
         if self.columns is None or self._has_extension or not message_filter.reads_properties:
             return None
         if not hasattr(type(message_filter), "vectorised"):
-            return None  # the instance's is asked only with columns: it may have to be compiled
+            return None  # the instance's attribute is read only if needed: it compiles the filter
         return self.columns.ready_for(queue.topic)
 
-    def scan_known(self, message_filter: MessageFilter) -> "ColumnScan | None":
-        """Where verdicts of a filter by columns are found again; None where there are none."""
+    def cached_column_scan(self, message_filter: MessageFilter) -> "ColumnScan | None":
+        """Return the scan that caches results of the filter; None if columns cannot evaluate it."""
         has_columns = hasattr(type(message_filter), "vectorised") and not self._has_extension
         return self.columns.scan if has_columns and self.columns is not None else None
 
-    def selector(self, message_filter: MessageFilter) -> Select:
-        """How a filter chooses among units: by their codes, or by the records."""
-        codes = self.codes_alone(message_filter)
+    def unit_selector(self, message_filter: MessageFilter) -> UnitSelector:
+        """Return a function that chooses units for the filter, by tag codes or by records."""
+        codes = self.tag_codes_only(message_filter)
         if codes is None:
-            return self._slow_selection(message_filter)
-        from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
+            return self._record_selector(message_filter)
+        from sluicemq.store import bulk  # noqa: PLC0415 - imports NumPy
 
-        return lambda units: bulk.find_codes(units, codes).tolist()
+        return lambda units: bulk.find_tag_codes(units, codes).tolist()
 
-    def _slow_selection(self, message_filter: MessageFilter) -> Select:
+    def _record_selector(self, message_filter: MessageFilter) -> UnitSelector:
+        """Return a function that chooses units one by one, and reads records if necessary."""
         by_consume_queue = message_filter.by_consume_queue
         by_commit_log = message_filter.by_commit_log
         reads_properties = message_filter.reads_properties
@@ -389,7 +414,7 @@ class LogReader:
         def by_record(units: Units) -> Iterable[int]:
             for index, (position, size, code) in enumerate(_unpack_units(units)):
                 if self._has_extension and code <= EXTENSION_ADDRESS_MAX:
-                    code = tag_code(self._properties(position, size).get(TAGS, ""))  # noqa: PLW2901
+                    code = tag_code(self._properties(position, size).get(TAGS, ""))  # noqa: PLW2901 - the code at the address
                 if size == BLANK_SIZE or not by_consume_queue(code):
                     continue
                 if not reads_properties or by_commit_log(self._properties(position, size)):
@@ -398,17 +423,19 @@ class LogReader:
         return by_record
 
     def _properties(self, position: int, size: int) -> dict[str, str]:
-        record = self._sound_record(position, size)
+        """Return the properties of the record at `position`; none if the record is damaged."""
+        record = self._valid_record(position, size)
         return {} if record is None else decode_properties(record[properties_slice(record)])
 
-    def _sound_record(self, position: int, size: int) -> memoryview | None:
-        sound = self.soundness
-        if sound.is_trusted(position) or sound.is_sound(position, size, is_whole=True):
-            return self.log.record(position, size)
+    def _valid_record(self, position: int, size: int) -> memoryview | None:
+        """Return the record at `position`; None, with a log line, if it is damaged."""
+        verifier = self.soundness
+        if verifier.is_trusted(position) or verifier.is_valid(position, size, is_whole=True):
+            return self.log.record_view(position, size)
         return None
 
-    def is_near(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Is the message likely in memory?"""
+    def is_in_memory(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Return whether the message is probably in memory."""
         units = self.units(topic, queue_id, offset, 1)
         position: int = UNIT.unpack_from(units)[0] if len(units) else 0
         return self.visible_end - position <= self._memory_bytes
@@ -437,9 +464,9 @@ class LogReader:
         low, high = begin, end
         while low < high:
             middle = (low + high) // 2
-            found = self._first_readable(queue, middle, high)
-            if found is not None and self._time_at(queue, found) < limit:
-                low = found + 1
+            readable = self._first_readable(queue, middle, high)
+            if readable is not None and self._store_time_at(queue, readable) < limit:
+                low = readable + 1
             else:
                 high = middle
         if boundary == "lower":
@@ -447,45 +474,47 @@ class LogReader:
         return low - 1 if low > begin else 0
 
     def _first_readable(self, queue: Queue, offset: int, end: int) -> int | None:
-        """Return the offset of the first message from `offset` to before `end` that is not damaged.
-        A deleted message is not damaged: it is known to be old. Return None if there is none, or
-        none within UNREADABLE_MAX messages."""
-        for at in range(offset, min(end, offset + UNREADABLE_MAX)):
-            unit = queue.unit(at)
+        """Return the offset of the first undamaged message from `offset` to before `end`.
+
+        A deleted message is not damaged: it is known to be old. Returns None if there is no such
+        message within `DAMAGED_RUN_MAX` messages.
+        """
+        for candidate in range(offset, min(end, offset + DAMAGED_RUN_MAX)):
+            unit = queue.unit(candidate)
             is_deleted = unit is None or (unit.is_used and unit.physical_offset < self.log.start)
-            if is_deleted or self._time_at(queue, at) >= 0:
-                return at
+            if is_deleted or self._store_time_at(queue, candidate) >= 0:
+                return candidate
         return None
 
-    def _time_at(self, queue: Queue, offset: int) -> int:
-        """Of a message that is not there: -1, as if it were old."""
+    def _store_time_at(self, queue: Queue, offset: int) -> int:
+        """Return the store time in ms of a message; -1 if it is deleted or damaged."""
         unit = queue.unit(offset)
-        record = None if unit is None else self._sound_record(*unit[:2])
+        record = None if unit is None else self._valid_record(*unit[:2])
         if record is None:
             return -1
         time: int = _TIMES[_FLAGS.unpack_from(record)[0] & HOST_BITS].unpack_from(record)[0]
         return time
 
     def store_time_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """When the message was stored (ms since 1970); -1 when there is no such message."""
+        """Return the store time in ms of a message; -1 if it is not visible, or damaged."""
         queue = self._by_key.get((topic, queue_id))
         if queue is None or not queue.offset_min <= offset < queue.visible_offset:
             return -1
-        return self._time_at(queue, offset)
+        return self._store_time_at(queue, offset)
 
     def earliest_time_ms(self, topic: str | None = None, queue_id: int | None = None) -> int:
-        """The store time of the first message of a queue, or of the whole log; -1 without one."""
+        """Return the store time in ms of the first message of a queue or the log; -1 if none."""
         if topic is None or queue_id is None:
             start = self.log.start
             first = (
-                self.log.scanned_at(start, check_crc=False) if self.visible_end > start else None
+                self.log.find_record(start, check_crc=False) if self.visible_end > start else None
             )
             return -1 if first is None else first.store_time_ms
         queue = self._by_key.get((topic, queue_id))
         return -1 if queue is None else self.store_time_ms(topic, queue_id, queue.offset_min)
 
     def latest_time_ms(self, topic: str | None = None, queue_id: int | None = None) -> int:
-        """The store time of the last message of a queue, or of all queues; -1 without one."""
+        """Return the store time in ms of the last message of a queue, or of all; -1 if none."""
         if topic is None or queue_id is None:
             return max((self.latest_time_ms(*key) for key in list(self._by_key)), default=-1)
         queue = self._by_key.get((topic, queue_id))
@@ -493,51 +522,57 @@ class LogReader:
             return -1
         return self.store_time_ms(topic, queue_id, queue.visible_offset - 1)
 
-    # --- for the broker's own queues
+    # --- units and records without a filter
 
     def units(self, topic: str, queue_id: int, offset: int, count: int) -> Units:
-        """Visible units of a queue from `offset` on as they are stored: at most `count`, empty when
-        there is none. Fewer where a file ends."""
+        """Return up to `count` visible units of a queue from `offset` on, as they are stored.
+
+        Returns fewer units where a file ends, and none if the queue has none at `offset`.
+        """
         queue = self._by_key.get((topic, queue_id))
         if queue is None or not queue.offset_min <= offset < queue.visible_offset:
             return b""
         return queue.units(offset, min(count, queue.visible_offset - offset))
 
-    def sound_units(self, topic: str, queue_id: int, offset: int, count: int) -> Units:
-        """As `units`, to go by them to the records: wrong ones are mended from the log, and blank
-        where that is damaged."""
+    def valid_units(self, topic: str, queue_id: int, offset: int, count: int) -> Units:
+        """Return what `units` returns, but repaired, so that each unit leads to its record.
+
+        A wrong unit is rebuilt from the log. A unit whose record is damaged becomes a blank unit.
+        """
         units = self.units(topic, queue_id, offset, count)
         queue = self._by_key.get((topic, queue_id))
         if queue is None or not len(units):
             return units
         offsets = range(offset, offset + len(units) // UNIT_BYTES)
-        return self.soundness.blank_bad(units, queue, offsets, is_whole=False)
+        return self.soundness.repair_or_blank(units, queue, offsets, is_whole=False)
 
     def view_at(self, physical_offset: int) -> memoryview | None:
-        """The log from `physical_offset`, the place of a record by its unit, to its file's end,
-        unchecked. None when the log does not hold it."""
+        """Return a view from the position of a record to the end of its file, unchecked.
+
+        Returns None if the visible part of the log does not contain the position.
+        """
         if not self.log.start <= physical_offset < self.visible_end:
             return None
         segment = self.log.segments.at(physical_offset)
         return None if segment is None else segment.view()[physical_offset - segment.base :]
 
-    # --- by place
+    # --- by position in the log
 
-    def scan(self, start: int) -> Iterator[Scanned]:
-        """Every record from `start`, the place of one, on, as far as is visible now."""
+    def scan(self, start: int) -> Iterator[LogRecord]:
+        """Yield every visible record from `start` on, which must be the position of a record."""
         return self.log.scan(start, self.visible_end)
 
     def record_at(self, physical_offset: int) -> bytes | None:
-        """The record that begins there, wholly checked; None when none does."""
+        """Return the valid, visible record that begins at `physical_offset`; None without one."""
         if not self.log.start <= physical_offset < self.visible_end:
             return None
-        scanned = self.log.scanned_at(physical_offset)
-        record = self.log.record(physical_offset, scanned.size_bytes) if scanned else None
-        return None if record is None else bytes(record)
+        record = self.log.find_record(physical_offset)
+        view = self.log.record_view(physical_offset, record.size_bytes) if record else None
+        return None if view is None else bytes(view)
 
 
-def _outside(offset: int, low: int, high: int) -> ReadResult:
-    """The queue has no message at `offset` (spec/store.md §10)."""
+def _result_outside(offset: int, low: int, high: int) -> ReadResult:
+    """Return the result of a read at an `offset` outside the queue (spec/store.md §10)."""
     if high == 0:
         return ReadResult(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
     if offset < low:

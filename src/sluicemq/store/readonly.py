@@ -1,13 +1,14 @@
-"""The read-only face of a store directory: for offline tools, and for reading without a broker.
+"""Reading a store directory without changing it: offline tools, reading without a broker.
 
-Works on any RocketMQ store, ours or Java's, running or not: takes no lock, recovers nothing, and
-changes not one byte. File sizes are taken from the files. What a crash left half-written ends the
-log. Of a running broker the queues are seen as far as their files go; `open` with `wanted` also
-finds what is in the log alone, loads only those queues, and ends each one behind its last message
-that is whole: a copy may have its queues from a later moment than its log.
+Works on any RocketMQ store, SluiceMQ's or Java's, running or not. It takes no lock, recovers
+nothing, and changes no byte. The sizes of files are taken from the files. A record that a crash has
+left half-written ends the log. Of a running broker's queues only the units in their files are
+visible. `StoreReader.open` with `wanted` also finds messages that only the log contains, loads only
+the wanted queues, and ends each one behind its last complete message: a copy may have its queues
+from a later moment than its log.
 
-A running broker removes and makes files at any time. A look at the directory that is overtaken by
-that is repeated; maps of files that are gone stay readable.
+A running broker creates and removes files at any time. Opening is repeated if that interferes. Maps
+of files that have been removed stay readable.
 """
 
 import json
@@ -24,32 +25,36 @@ from sluicemq.files.overlay import overlay
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.store.columns.columns import PropertyColumns
 from sluicemq.store.directory import (
+    Checkpoint,
     DeletedTopics,
-    Mark,
-    cannot_open,
     check_directory,
-    fit_sizes,
+    detect_file_sizes,
+    open_error,
     read_checkpoint,
 )
 from sluicemq.store.dispatch import sweep_records
-from sluicemq.store.log import CommitLog, Scanned, next_record
+from sluicemq.store.log import CommitLog, LogRecord, find_next_record
 from sluicemq.store.queues import UNIT, ConsumeQueues
 from sluicemq.store.read import LogReader, ReadResult
-from sluicemq.store.recover import find_store
+from sluicemq.store.recover import prepare_recovery
 
 if TYPE_CHECKING:
     from sluicemq.store.columns.scan import RangeScan
 
 logger = logging.getLogger(__name__)
-LOOKS_MAX: Final = 5
-"""So often a directory is looked at again when files went or came meanwhile."""
-Wanted = Callable[[str, int], bool]
+OPEN_ATTEMPTS_MAX: Final = 5
+"""Opening is attempted this many times if files are created or removed in the meantime."""
+QueuePredicate = Callable[[str, int], bool]
+"""Returns whether a queue is needed, by topic and queue id."""
 
 
 class StoreReader:
-    """A store directory, to be looked at. Make one with `StoreReader.open`."""
+    """A reader of a store directory. Create one with `StoreReader.open`."""
 
-    def __init__(self, config: StoreConfig, files: Files, wanted: Wanted | None = None) -> None:
+    def __init__(
+        self, config: StoreConfig, files: Files, wanted: QueuePredicate | None = None
+    ) -> None:
+        """Load the log and the wanted queues. `config` must contain the real file sizes."""
         self._log = log = CommitLog(files, config.commit_log_path, config.commit_log_file_bytes)
         self._queues = queues = ConsumeQueues(
             files, config.consume_queue_path, config.consume_queue_file_bytes
@@ -59,8 +64,8 @@ class StoreReader:
         end = log.segments.end
         if wanted is not None:
             queues.deleted = DeletedTopics.load(files, config.root)
-            _add_tail(config.root, log, queues, wanted)
-        else:  # behind the last record that a queue knows, and the good ones that follow it
+            _add_unflushed_units(config.root, log, queues, wanted)
+        else:  # the log ends behind the last record in a queue and the valid ones that follow it
             end = log.start
             for queue in queues:
                 unit = queue.unit(queue.next_offset - 1) if queue.next_offset else None
@@ -80,54 +85,59 @@ class StoreReader:
         commit_log_path: str = "",
         consume_queue_path: str = "",
         files: Files = SYSTEM_FILES,
-        wanted: Wanted | None = None,
+        wanted: QueuePredicate | None = None,
         option: str = "--commit-log",
     ) -> "StoreReader":
-        """`wanted(topic, queue id)` says which queues are needed; `option` is how the user says
-        where the log lies.
+        """Open a reader of the store in `root`.
 
-        Raises StoreError when there is no commit log, or it is of a kind that is not read here;
-        StoreDamagedError as `Store.open`.
+        `wanted(topic, queue id)` says which queues are needed (None means all). `option` is how the
+        user specifies where the log is, for errors. Raises StoreError if there is no commit log or
+        the store has an unsupported format, and StoreDamagedError like `Store.open`.
         """
         config = StoreConfig(
             root=root, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
         )
-        looks = LOOKS_MAX
+        attempts = OPEN_ATTEMPTS_MAX
         while True:
-            looks -= 1
+            attempts -= 1
             try:
-                fitting = fit_sizes(config, files, option)
+                fitting = detect_file_sizes(config, files, option)
                 check_directory(files, config)
                 return cls(fitting, files, wanted)
             except (OSError, StoreDamagedError) as error:
-                if looks and isinstance(error, FileNotFoundError | StoreDamagedError):
-                    continue  # files went or came meanwhile
+                if attempts and isinstance(error, FileNotFoundError | StoreDamagedError):
+                    continue  # a running broker created or removed files in the meantime
                 if isinstance(error, OSError):
-                    raise cannot_open(root, error) from error
+                    raise open_error(root, error) from error
                 raise
 
     @property
     def log_start(self) -> int:
+        """The position at which the log begins."""
         return self._log.start
 
     @property
     def log_end(self) -> int:
-        """Behind the last good record; the end of the last file with `wanted`."""
+        """The position behind the last valid record; with `wanted`, the end of the last file."""
         return self._reader.visible_end
 
     def queues(self) -> list[tuple[str, int]]:
-        """(topic, queue id), sorted."""
+        """Return (topic, queue id) of all queues, sorted."""
         return sorted(self._queues.by_key)
 
     def queue_offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The first offset and the one after the last; (0, 0) without a queue."""
+        """Return a queue's first offset and the offset behind its last message.
+
+        Returns (0, 0) if the queue does not exist.
+        """
         queue = self._queues.by_key.get((topic, queue_id))
         return (0, 0) if queue is None else (queue.offset_min, queue.visible_offset)
 
-    def sound_end(self, topic: str, queue_id: int) -> int:
-        """The offset behind the queue's last message that is wholly there, with its CRC.
+    def verified_end(self, topic: str, queue_id: int) -> int:
+        """Return the offset behind the queue's last valid message, whose CRC is checked.
 
-        Looks back in growing steps, then halves: what is lost lies behind what is not.
+        Returns 0 if the queue does not exist. Looks back in growing steps, then bisects: lost
+        messages lie behind the others.
         """
         queue = self._queues.by_key.get((topic, queue_id))
         if queue is None:
@@ -149,24 +159,26 @@ class StoreReader:
         return bad
 
     def offset_by_time(self, topic: str, queue_id: int, time_ms: int) -> int:
-        """The first message stored at `time_ms` or later, the queue's end without one."""
+        """Return the offset of the first message stored at `time_ms` or later, else the end."""
         return self._reader.offset_by_time(topic, queue_id, time_ms)
 
     def units(self, topic: str, queue_id: int, start: int, count: int) -> bytes:
-        """Consume-queue units of 20 bytes from offset `start`: up to `count`, fewer at a file's
-        end; empty when there are none."""
+        """Return up to `count` units of 20 bytes from offset `start` on.
+
+        Returns fewer units at a file's end, and none if the queue has none at `start`.
+        """
         return bytes(self._reader.units(topic, queue_id, start, count))
 
-    def unfiled_units(self, topic: str, queue_id: int) -> tuple[int, bytes]:
-        """What the log alone has: the first offset, and the units; (0, nothing) as a rule."""
+    def unflushed_units(self, topic: str, queue_id: int) -> tuple[int, bytes]:
+        """Return (first offset, units) of the units that only the log contains, often none."""
         queue = self._queues.by_key.get((topic, queue_id))
         return (0, b"") if queue is None else (queue.tail_start, bytes(queue.tail))
 
     def add_units(self, topic: str, queue_id: int, offset: int, units: bytes) -> None:
-        """What another reader of the store has found by `unfiled_units`."""
-        queue = self._queues.open((topic, queue_id))
+        """Add units that another reader of the store has returned from `unflushed_units`."""
+        queue = self._queues.get_unchecked((topic, queue_id))
         if not queue.next_offset:
-            queue.reset(offset)
+            queue.reset_to(offset)
         queue.extend(offset, units)
 
     def read(
@@ -178,10 +190,10 @@ class StoreReader:
         bytes_max: int,
         message_filter: MessageFilter | None = None,
     ) -> ReadResult:
-        """As `LogReader.read`."""
+        """Read messages like `LogReader.read`."""
         return self._reader.read(topic, queue_id, offset, count_max, bytes_max, message_filter)
 
-    def range(
+    def scan_queue(
         self,
         topic: str,
         queue_id: int,
@@ -190,142 +202,174 @@ class StoreReader:
         skips: bool = False,
         check_bodies: bool = False,
     ) -> "RangeScan":
-        """Records of the queue as places in the log, in columns. With `skips` what is gone or
-        damaged is counted instead of an error. A queue that is not there is empty."""
-        from sluicemq.store.columns.scan import RangeScan  # noqa: PLC0415 - NumPy and pyarrow
+        """Return a scan of the queue's records, which locates them in the log, in columns.
 
-        queue, reader = self._queues.open((topic, queue_id)), self._reader
+        With `skips`, records that are deleted or damaged are counted; otherwise they raise an
+        error. With `check_bodies` the CRCs of bodies are checked. A queue that does not exist is
+        empty.
+        """
+        from sluicemq.store.columns.scan import RangeScan  # noqa: PLC0415 - imports NumPy, pyarrow
+
+        queue, reader = self._queues.get_unchecked((topic, queue_id)), self._reader
         select = columns = None
         if message_filter is not None:
-            select = reader.selector(message_filter)
+            select = reader.unit_selector(message_filter)
             columns = reader.column_scan(queue, message_filter)
         return RangeScan(
-            self._log, reader.soundness, queue, message_filter, select, columns,
-            skips=skips, check_bodies=check_bodies,
-        )  # fmt: skip
+            self._log,
+            reader.soundness,
+            queue,
+            message_filter,
+            select,
+            columns,
+            skips=skips,
+            check_bodies=check_bodies,
+        )
 
     def record_at(self, physical_offset: int) -> bytes | None:
-        """The record that begins there, wholly checked; None when none does."""
+        """Return the valid record that begins at `physical_offset`; None if there is none."""
         return self._reader.record_at(physical_offset)
 
-    def scan(self, start: int | None = None) -> Iterator[Scanned]:
-        """Every good record of the log in order, from `start` (where one begins) on."""
+    def scan(self, start: int | None = None) -> Iterator[LogRecord]:
+        """Yield the valid records of the log in order, from `start` on.
+
+        A record must begin at `start`. None means the beginning of the log.
+        """
         return self._log.scan(self._log.start if start is None else start)
 
     def close(self) -> None:
+        """Close all files. Views of the log that were returned stay valid."""
         self._queues.close()
         self._log.close()
 
 
 def check_recovery(
-    reader: StoreReader, root: str, *, commit_log_path: str = "", consume_queue_path: str = "",
-    files: Files = SYSTEM_FILES, wanted: Wanted = lambda topic, queue_id: True,
-) -> None:  # fmt: skip
-    """Raise StoreDamagedError if `reader` shows fewer messages of the wanted queues than a broker
-    would that starts on the store, or if no broker would start on it.
+    reader: StoreReader,
+    root: str,
+    *,
+    commit_log_path: str = "",
+    consume_queue_path: str = "",
+    files: Files = SYSTEM_FILES,
+    wanted: QueuePredicate = lambda topic, queue_id: True,
+) -> None:
+    """Raise StoreDamagedError if a broker that starts on the store would show more than `reader`.
 
-    The store is recovered in memory (`recover`), which costs what a start costs; nothing on disk
-    changes. A log that ends before the checkpoint of a store that was not stopped in order is only
-    logged: a copy of a running broker's store, whose log is copied first, is no different. Do not
-    call this for the store of a running broker: what its files lack, the broker has in memory.
+    It does so if the queues that are `wanted` would have more messages after recovery, or if no
+    broker would start on the store. The store is recovered in memory (`recover`), which costs as
+    much as a start. Nothing on disk changes.
+
+    If the store was not shut down cleanly and its log ends before the checkpoint, this is only
+    logged: a copy of a running broker's store, whose log is copied first, looks the same. Do not
+    call this for the store of a running broker, which has in memory what its files lack.
     """
     config = StoreConfig(
         root=root, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
     )
     over = overlay(files)
-    config = fit_sizes(config, over)
+    config = detect_file_sizes(config, over)
     fix = (
-        f"Start a broker on the store once, or run `sluice store repair {root} --write`: both build"
-        " the queues from the log."
+        f"Start a broker on the store once, or run `sluice store repair {root} --write`. Both"
+        " rebuild the queues from the log."
     )
 
     def refuse() -> None:
+        """Raise the error for queues that recovery would rebuild."""
         raise StoreDamagedError(
             f"Consume queues in {config.consume_queue_path} are missing or shorter than the"
-            " checkpoint says.", fix=fix,
-        )  # fmt: skip
+            " checkpoint says.",
+            fix=fix,
+        )
 
-    log, queues, checkpoint, after_crash, _, recovery = find_store(config, over)
+    log, queues, checkpoint, after_crash, _, recovery = prepare_recovery(config, over)
     try:
         try:
             recovery.load(after_crash=after_crash)
             recovery.run(refuse)
         except StoreDamagedError as error:
-            if not after_crash or not _ends_early(log, checkpoint.mark):
+            if not after_crash or not _is_log_short(log, checkpoint.latest):
                 raise
             logger.warning(
-                "%s If this is a copy of a running broker's store, that is nothing unusual: the"
-                " messages up to there are read.", error.fact + ".",
-            )  # fmt: skip
+                "%s This is normal for a copy of a running broker's store: the messages up to that"
+                " position are read.",
+                error.fact + ".",
+            )
             return
         for queue in queues:
             if not wanted(*queue.key):
                 continue
-            low, end = reader.queue_offsets(*queue.key)[0], reader.sound_end(*queue.key)
+            low, end = reader.queue_offsets(*queue.key)[0], reader.verified_end(*queue.key)
             if queue.next_offset > end or (low > queue.offset_min and end > queue.offset_min):
                 raise StoreDamagedError(
-                    f"The files of queue {queue.queue_id} of {queue.topic!r} in {root} show the"
-                    f" messages {low} to {end - 1}, and the log has {queue.offset_min} to"
-                    f" {queue.next_offset - 1}.", fix=fix,
-                )  # fmt: skip
+                    f"The files of queue {queue.queue_id} of {queue.topic!r} in {root} contain the"
+                    f" messages {low} to {end - 1}, but the log contains {queue.offset_min} to"
+                    f" {queue.next_offset - 1}.",
+                    fix=fix,
+                )
     finally:
         queues.close()
         log.close()
 
 
-def _ends_early(log: CommitLog, mark: Mark | None) -> bool:
-    """Return whether the log is whole up to a place before the mark, and nothing follows there."""
+def _is_log_short(log: CommitLog, checkpoint: Checkpoint | None) -> bool:
+    """Return whether the log is intact, but ends before the checkpoint."""
     last = log.segments.last
-    if mark is None or last is None:
+    if checkpoint is None or last is None:
         return False
     end = last.base
     for record in log.scan(last.base):
         end = record.end
-    return end < mark.log_offset and next_record(log, end) is None
+    return end < checkpoint.log_offset and find_next_record(log, end) is None
 
 
-def _add_tail(root: str, log: CommitLog, queues: ConsumeQueues, wanted: Wanted) -> None:
-    """Let the wanted queues end where the log says, in memory: a running broker of ours keeps new
-    units there for a second, and one that was killed never wrote them.
+def _add_unflushed_units(
+    root: str, log: CommitLog, queues: ConsumeQueues, wanted: QueuePredicate
+) -> None:
+    """Add to the wanted queues, in memory, the units that only the log contains.
 
-    As the next start would find them behind the mark, but only units that directly follow what a
-    queue has. Nothing for a store that was stopped in order, and for one without a mark: RocketMQ
-    writes its units at once. A young store of ours has no checkpoint yet.
+    A running SluiceMQ broker keeps new units in memory for a second, and a killed one never wrote
+    them. This adds the units that the next start would find behind the checkpoint, if they directly
+    follow the units of their queue. It does nothing for a store that was shut down cleanly, and for
+    a store of RocketMQ (without SluiceMQ's checkpoint), which writes its units at once. A new store
+    of SluiceMQ has no checkpoint file yet.
     """
     files, path = log.segments.files, f"{root}/checkpoint"
-    mark = read_checkpoint(files, path).mark
-    if not files.exists(f"{root}/abort") or (mark is None and files.exists(path)):
+    checkpoint = read_checkpoint(files, path).latest
+    if not files.exists(f"{root}/abort") or (checkpoint is None and files.exists(path)):
         return
 
     def add(topic: bytes, queue_id: int, offset: int, units: bytes) -> None:
+        """Add consecutive units to a queue if it is wanted and its topic was not deleted since."""
         key = (topic.decode(errors="replace"), queue_id)
-        if not wanted(*key) or not queues.deleted.counts(key[0], UNIT.unpack_from(units)[0]):
+        if not wanted(*key) or not queues.deleted.is_live(key[0], UNIT.unpack_from(units)[0]):
             return
         queue = queues.by_key.get(key)
         if queue is None:
-            queue = queues.open(key)
-            queue.reset(offset)
+            queue = queues.get_unchecked(key)
+            queue.reset_to(offset)
         queue.extend(offset, units)
 
-    for found in sweep_records(log, log.start if mark is None else max(mark.log_offset, log.start)):
-        if not isinstance(found, Scanned):
-            for group in found.groups:
-                if group.is_row:
+    start = log.start if checkpoint is None else max(checkpoint.log_offset, log.start)
+    for records in sweep_records(log, start):
+        if not isinstance(records, LogRecord):
+            for group in records.groups:
+                if group.is_consecutive:
                     units = group.units.tobytes()
                     add(group.topic, group.queue_id, int(group.offsets[0]), units)
-        elif found.is_queued:
-            unit = UNIT.pack(found.position, found.size_bytes, found.tag_code())
-            add(found.topic, found.queue_id, found.queue_offset, unit)
+        elif records.is_queued:
+            unit = UNIT.pack(records.position, records.size_bytes, records.tag_code())
+            add(records.topic, records.queue_id, records.queue_offset, unit)
 
 
-# --- looks at the directory alone: no queue is opened
+# --- reading the directory alone, without opening queues
 
 
 def topics_of_store(
     root: str, *, consume_queue_path: str = "", files: Files = SYSTEM_FILES
 ) -> dict[str, list[int]]:
-    """Topic -> ids of its queues, by name; none for one that is declared (topics.json) and has no
-    message yet."""
+    """Return the queue ids of each topic, sorted by topic.
+
+    A topic that is declared in topics.json and has no message yet has no queue ids.
+    """
     directory = consume_queue_path or f"{root}/consumequeue"
     found: dict[str, list[int]] = {}
     for topic in text_names(files, directory):
@@ -335,13 +379,15 @@ def topics_of_store(
     def declared(text: str) -> list[str]:
         return list(json.loads(text)["topicConfigTable"])
 
-    with suppress(StoreDamagedError, OSError):  # only the names of empty topics are missed
+    with suppress(StoreDamagedError, OSError):  # then only the names of empty topics are missing
         for topic in load_text(files, f"{root}/config/topics.json", declared) or ():
             found.setdefault(topic, [])
     return dict(sorted(found.items()))
 
 
 def has_batch_queues(root: str, topic: str, *, files: Files = SYSTEM_FILES) -> bool:
-    """Whether a topic's queues are of the kind that RocketMQ has for batches, which is not read
-    here (BatchCQ, spec/store.md §3)."""
+    """Return whether a topic has batch queues, which SluiceMQ does not read.
+
+    RocketMQ calls them BatchCQ (spec/store.md §3).
+    """
     return files.exists(f"{root}/batchconsumequeue/{topic}")

@@ -1,27 +1,33 @@
-"""Finding the end of the log at start-up, and making the queues agree with it.
+"""Recovery: find the end of the log when a store is opened, and make the queues agree with it.
 
-    stopped in order (no `abort`)   the queues are complete: the log ends behind the record of the
-                                    last unit; a few reads, however large the store is
-    crashed, our mark is there      queues are cut back to the mark, the log is walked from there
-    crashed, no mark (Java's store) the walk begins at the newest file that the checkpoint's time
-                                    vouches for (spec/store.md §7), else at the first
-    queues missing or too short     everything is walked, all queues are built anew
+What a start does depends on how the store was closed:
 
-Queues are found missing by the digest in the mark (how many, and the sum of their ends), by files
-that are missing or have a size of their own, by a first or last unit that does not lead to its
-record, by records in the log that lie before the first file's, or by a gap in offsets during a
-walk. The end of the log is the end of the last good record. What follows is a torn tail: later
-files are removed, the rest of the file is zeroed, both are synced before the first append, and
-units that point there are dropped. Bad bytes before the mark are damage, and the start stops with a
-report before anything is changed; in a store without a mark it is damage when a record behind the
-bad bytes is older than the checkpoint, which says that it and everything before was on disk.
+    clean shutdown (no `abort`)    the queues are complete, and the log ends behind the record of
+                                   the last unit; this takes a few reads, however large the store is
+    crash, SluiceMQ's checkpoint   the queues are cut back to the checkpoint, and the log is walked
+                                   from there
+    crash, no checkpoint of ours   the walk begins at the newest file that was on disk according to
+    (a store of RocketMQ)          the time in RocketMQ's checkpoint (spec/store.md §7), else at the
+                                   first file
+    queues missing or too short    the whole log is walked, and all queues are rebuilt
 
-Bad bytes behind the mark with good records behind them have two causes. A power loss keeps some of
-the writes that were not synced and drops others, also earlier ones: what is dropped reads as zeros,
-up to the end of a write or in whole sectors (`is_lost_write`). Everything else is damage: a disk
-changes bits, it does not remove them.
+Queues are missing or wrong if the checkpoint's digest (number of queues, sum of their ends) does
+not match; if a file is missing or has another size; if a first or last unit does not lead to its
+record; if the log has records of a queue before those of its first file; or if a walk finds a gap
+in the offsets of a queue.
 
-How records get into their queues is in `dispatch`.
+The end of the log is the end of the last valid record. What follows is a torn tail: later files are
+removed, the rest of the file is zeroed, both are synced before the first append, and units that
+point there are dropped. Invalid bytes before the checkpoint are damage: the start fails with a
+report before anything is changed. In a store without a checkpoint they are damage if a record
+behind them is older than the time up to which, says RocketMQ's checkpoint, everything was on disk.
+
+Invalid bytes behind the checkpoint with valid records behind them have two causes. A power loss
+keeps some of the writes that were not synced and loses others, possibly earlier ones. A lost write
+reads as zeros, up to its end or in whole sectors (`may_be_lost_write`). Everything else is damage:
+a disk changes bits, it does not remove them.
+
+`dispatch` adds the records to their queues.
 """
 
 import logging
@@ -38,10 +44,10 @@ from sluicemq.record.codec import RecordHead, parse_head
 from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGIC_V1, RECORD_BYTES_MIN, RECORD_HEAD
 from sluicemq.store.directory import (
     Checkpoint,
+    CheckpointContent,
     DeletedTopics,
-    Mark,
     read_checkpoint,
-    says_followed,
+    was_slave,
 )
 from sluicemq.store.dispatch import Dispatcher, sweep_records
 from sluicemq.store.log import (
@@ -49,10 +55,10 @@ from sluicemq.store.log import (
     DELAYS_MS,
     SEARCH_BYTES_MAX,
     CommitLog,
-    Scanned,
-    next_record,
-    read_scanned,
-    records_from,
+    LogRecord,
+    find_next_record,
+    iter_whole_records,
+    parse_log_record,
 )
 from sluicemq.store.queues import UNIT_BYTES, ConsumeQueues, Queue, Unit
 from sluicemq.store.segments import fill_holes
@@ -60,6 +66,7 @@ from sluicemq.store.segments import fill_holes
 logger = logging.getLogger(__name__)
 
 CLEAN_TAIL_BYTES: Final = 16 << 20
+"""After a clean shutdown this many bytes behind the log's end are checked to be zeros."""
 SECTOR_BYTES: Final = 512
 _ZEROS_MIN: Final = 2
 _SIZE_BYTES: Final = 4
@@ -69,8 +76,13 @@ _POSITION: Final = struct.Struct(">q")
 _POSITION_AT: Final = RECORD_HEAD.at("physical_offset")
 
 
-class Recovered(NamedTuple):
-    """Where the log ends, the last record's store time (0: none), how many units were added."""
+class RecoveryResult(NamedTuple):
+    """The result of a recovery.
+
+    `end` is the position at which the log ends, `store_time_ms` the store time of its last record
+    (0 if there is none), and `units_added` the number of units that the queues lacked. `is_rebuilt`
+    says that all queues were rebuilt.
+    """
 
     end: int
     store_time_ms: int
@@ -78,77 +90,95 @@ class Recovered(NamedTuple):
     is_rebuilt: bool
 
 
-class Found(NamedTuple):
-    """What a start finds in a store's directory, and the recovery that is to be run over it."""
+class StoreParts(NamedTuple):
+    """The parts of a store that recovery needs, before it has run.
+
+    `after_crash` says that `abort` was found. `was_followed` says that the store was then a
+    slave's.
+    """
 
     log: CommitLog
     queues: ConsumeQueues
-    checkpoint: Checkpoint
+    checkpoint: CheckpointContent
     after_crash: bool
     was_followed: bool
     recovery: "Recovery"
 
 
-def find_store(config: StoreConfig, files: Files) -> Found:
-    """Return the parts of the store in `config.root` that its recovery needs, with nothing loaded.
-    Raises StoreDamagedError, OSError."""
+def prepare_recovery(config: StoreConfig, files: Files) -> StoreParts:
+    """Return the parts of the store in `config.root` that recovery needs, with nothing loaded.
+
+    Raises OSError.
+    """
     abort_path = f"{config.root}/abort"
     log = CommitLog(
-        files, config.commit_log_path, config.commit_log_file_bytes,
+        files,
+        config.commit_log_path,
+        config.commit_log_file_bytes,
         requires_checksum=config.checksum_property_required,
-    )  # fmt: skip
+    )
     queues = ConsumeQueues(
-        files, config.consume_queue_path, config.consume_queue_file_bytes,
+        files,
+        config.consume_queue_path,
+        config.consume_queue_file_bytes,
         long_topics=config.version_by_topic_length,
         deleted=DeletedTopics.load(files, config.root),
-    )  # fmt: skip
+    )
     checkpoint = read_checkpoint(files, f"{config.root}/checkpoint")
-    was_followed = says_followed(files, abort_path)
+    was_followed = was_slave(files, abort_path)
     recovery = Recovery(
-        log, queues, checkpoint, check_crc=config.check_crc_on_recover, root=config.root,
-        delays_ms=config.delay_levels_ms, was_followed=was_followed,
-    )  # fmt: skip
-    return Found(log, queues, checkpoint, files.exists(abort_path), was_followed, recovery)
+        log,
+        queues,
+        checkpoint,
+        check_crc=config.check_crc_on_recover,
+        root=config.root,
+        delays_ms=config.delay_levels_ms,
+        was_followed=was_followed,
+    )
+    return StoreParts(log, queues, checkpoint, files.exists(abort_path), was_followed, recovery)
 
 
 class Recovery:
-    """One start-up: `load`, then `run`; log and queues are ready for use after that."""
+    """The recovery of one start: call `load`, then `run`. Log and queues can be used after that."""
 
     def __init__(
         self,
         log: CommitLog,
         queues: ConsumeQueues,
-        checkpoint: Checkpoint,
+        checkpoint: CheckpointContent,
         *,
         check_crc: bool,
         root: str = "",
         delays_ms: Sequence[int] = DELAYS_MS,
         was_followed: bool = False,
     ) -> None:
-        """`delays_ms`: messageDelayLevel, for units of delayed messages that are built anew.
-        `was_followed`: the log is a slave's, written in pieces that begin and end anywhere."""
+        """`delays_ms` are the delays of level 1, 2, … (messageDelayLevel), for rebuilt units.
+
+        `was_followed` says that the log is a slave's, which is written in pieces that begin and end
+        anywhere.
+        """
         self._dispatcher = Dispatcher(log, queues, check_crc=check_crc, delays_ms=delays_ms)
         self._root = root or log.segments.directory.rpartition("/")[0]
         self._log = log
         self._queues = queues
         self._checkpoint = checkpoint
         self._check_crc = check_crc
-        self._mark: Mark | None = None
+        self._latest: Checkpoint | None = None
         self._was_followed = was_followed
         self._after_crash = False
-        self._start = 0
+        self._crash_start = 0
         self._is_incomplete = False
-        self._wrong: list[Queue] = []
-        """They do not begin as they must; topics that are being deleted may be among them."""
+        self._wrong_queues: list[Queue] = []
+        """Queues whose first or last unit is wrong, possibly of topics that are being deleted."""
 
     def load(self, *, after_crash: bool) -> None:
-        """Find the files; after an orderly stop this changes nothing.
+        """Load the files. After a clean shutdown this changes nothing.
 
-        Raises StoreDamagedError when files are missing, exchanged, or of another size.
+        Raises StoreDamagedError if files are missing, exchanged, or of another size.
         """
         log, before = self._log, None
         log.segments.load()
-        for segment in log.segments:  # were the names of files exchanged?
+        for segment in log.segments:  # check that file names were not exchanged
             fill_holes(segment)
             data = segment.read(segment.base + _POSITION_AT, _POSITION.size)
             segment.release()
@@ -156,235 +186,270 @@ class Recovery:
             other = log.segments.at(position) if position != segment.base else None
             if other is None or other.base != position:
                 continue
-            if (  # with a record of its own in the other file, these are old bytes behind the end
-                log.scanned_at(position, check_crc=True) is None
-                and read_scanned(segment.data_view(segment.end), 0, position, check_crc=True)
+            if (  # if the other file has a record there, these bytes are old ones behind the end
+                log.find_record(position, check_crc=True) is None
+                and parse_log_record(segment.data_view(segment.end), 0, position, check_crc=True)
                 is not None
             ):
                 raise StoreDamagedError(
-                    f"{segment.path} holds the bytes of another file: its first record says that"
-                    f" it lies at {position}, not at {segment.base}.",
-                    fix=f"Its name must be {position:020d}: give the files their names back, or"
-                    " bring them back from a copy.",
+                    f"{segment.path} contains the bytes of another file: the stored position of its"
+                    f" first record is {position}, not {segment.base}.",
+                    fix=f"Rename the file to {position:020d} and the other files accordingly, or"
+                    " restore them from a copy.",
                 )
         self._after_crash = after_crash
-        self._mark = self._usable_mark()
-        if after_crash and self._mark is not None:
-            before = self._start = self._mark.log_offset
+        self._latest = self._usable_checkpoint()
+        if after_crash and self._latest is not None:
+            before = self._crash_start = self._latest.log_offset
         elif after_crash:
-            before = self._start = log.start
+            before = self._crash_start = log.start
             for segment in reversed(list(log.segments)):
-                first = log.scanned_at(segment.base, check_crc=self._check_crc)
+                first = log.find_record(segment.base, check_crc=self._check_crc)
                 if first is not None and first.store_time_ms <= self._checkpoint.java_time_ms:
-                    before = self._start = segment.base
+                    before = self._crash_start = segment.base
                     break
         try:
             self._queues.load(
-                after_crash=after_crash, before=before, log_start=log.start, look=self._look
+                after_crash=after_crash, before=before, log_start=log.start, inspect=self._inspect
             )
         except StoreDamagedError as error:
-            if self._queues.is_size_plausible():
-                raise  # the setting is wrong, not the files
+            if self._queues.may_have_other_file_size():
+                raise  # probably the setting is wrong, not the files
             logger.warning("%s", error.fact)
             self._is_incomplete = True
 
-    def run(self, on_rebuild: Callable[[], None]) -> Recovered:
-        """Find the end and make the queues agree. `abort` must exist by now.
+    def run(self, on_rebuild: Callable[[], None]) -> RecoveryResult:
+        """Find the log's end and make the queues agree with it. `abort` must exist by now.
 
-        `on_rebuild` has to make sure, durably, that no later start trusts the queues: it is called
-        before all are built anew. Raises StoreDamagedError when bytes before the mark are not what
-        they must be.
+        `on_rebuild` is called before all queues are rebuilt. It must make sure, durably, that no
+        later start trusts the queues. Raises StoreDamagedError if bytes before the checkpoint are
+        damaged.
         """
         log, queues = self._log, self._queues
         queues.finish_deletions()
         if not self._is_incomplete:
-            self._is_incomplete = any(queue in queues for queue in self._wrong)
+            self._is_incomplete = any(queue in queues for queue in self._wrong_queues)
         start = None
         if not self._is_incomplete:
             start = self._walk_start()
-        end = None if start is None else self._walk(start, may_gap=start == log.start)
+        end = None if start is None else self._dispatch_from(start, may_gap=start == log.start)
         is_rebuilt = end is None
         if end is None:
-            mark, good = self._mark, log.start
-            if mark is not None:  # damage is said before the queues go: they tell what was lost
-                for found in sweep_records(log, good, check_crc=self._check_crc):
-                    good = found.end
-                    if good >= mark.log_offset:
+            checkpoint, good_end = self._latest, log.start
+            if checkpoint is not None:
+                # Damage must be reported before the queues are removed: they tell what was lost.
+                for records in sweep_records(log, good_end, check_crc=self._check_crc):
+                    good_end = records.end
+                    if good_end >= checkpoint.log_offset:
                         break
                 else:
-                    self._require_mark(log.skip_blank(good))
+                    self._require_checkpoint(log.skip_blank(good_end))
             on_rebuild()
-            logger.warning("consume queues are missing or too short: building all from the log")
+            logger.warning("consume queues are missing or too short; rebuilding all from the log")
             queues.remove_all()
-            self._dispatcher.forget()
-            end = self._walk(log.start, may_gap=True)
+            self._dispatcher.reset()
+            end = self._dispatch_from(log.start, may_gap=True)
             end = log.start if end is None else end
-        self._require_mark(end)
-        self._finish(end)
-        time_ms = self._dispatcher.time_ms
+        self._require_checkpoint(end)
+        self._set_end(end)
+        time_ms = self._dispatcher.last_store_time_ms
         if not time_ms:
-            unit = self._queues.last_unit()
-            last = self._record_of(unit) if unit is not None else None
+            unit = self._queues.find_last_unit()
+            last = self._find_record_of(unit) if unit is not None else None
             time_ms = last.store_time_ms if last is not None else 0
-        return Recovered(end, time_ms, self._dispatcher.added, is_rebuilt)
+        return RecoveryResult(end, time_ms, self._dispatcher.units_added, is_rebuilt)
 
-    def _usable_mark(self) -> Mark | None:
-        mark, segments = self._checkpoint.mark, self._log.segments
-        if mark is not None and mark.log_offset and not len(segments):
+    def _usable_checkpoint(self) -> Checkpoint | None:
+        """Return SluiceMQ's checkpoint; None if there is none, or the log begins behind it.
+
+        Raises StoreDamagedError if files of the log are missing that the checkpoint covers.
+        """
+        checkpoint, segments = self._checkpoint.latest, self._log.segments
+        if checkpoint is not None and checkpoint.log_offset and not len(segments):
             raise StoreDamagedError(
-                f"There is no file in {segments.directory}, and the checkpoint says that"
-                f" {mark.log_offset} bytes of the log were safely on disk.",
-                fix="Bring the files back (is the disk mounted?). To begin anew and lose all"
-                f" messages, remove checkpoint and consumequeue from {self._root}.",
+                f"There is no file in {segments.directory}, but the checkpoint says that"
+                f" {checkpoint.log_offset} bytes of the log were safely on disk.",
+                fix="Restore the files (is the disk mounted?). To start with an empty store and"
+                f" lose all messages, remove checkpoint and consumequeue from {self._root}.",
             )
-        if mark is not None and 0 <= mark.log_start < segments.start:
+        if checkpoint is not None and 0 <= checkpoint.log_start < segments.start:
             fact = (
-                f"{segments.directory} begins at {segments.start:020d}, and no retention has"
-                f" deleted what lies before: the log began at {mark.log_start} at the last"
-                " checkpoint."
+                f"{segments.directory} begins at {segments.start:020d}, but the log began at"
+                f" {checkpoint.log_start} at the last checkpoint, and retention has not deleted"
+                " the files before."
             )
-            if self._checkpoint.is_mark_newest:
+            if self._checkpoint.is_checkpoint_current:
                 raise StoreDamagedError(
                     fact,
-                    fix="Bring the files back from a copy. If you removed them on purpose,"
+                    fix="Restore the files from a copy. If you removed them on purpose,"
                     f" `sluice store repair {self._root} --write` lets the log begin there.",
                 )
-            logger.warning("%s RocketMQ has written here since: its retention may have.", fact)
-        if mark is None or mark.log_offset < segments.start:
+            logger.warning(
+                "%s RocketMQ has used the store since; its retention may have deleted them.", fact
+            )
+        if checkpoint is None or checkpoint.log_offset < segments.start:
             return None
-        if mark.log_offset > segments.end:
-            raise self._damage(segments.end, mark)
-        return mark
+        if checkpoint.log_offset > segments.end:
+            raise self._log_ends_early_error(segments.end, checkpoint)
+        return checkpoint
 
-    # --- where the walk begins; None: build everything anew
+    # --- where the walk begins
 
     def _walk_start(self) -> int | None:
-        log, mark = self._log, self._mark
-        if self._after_crash and mark is not None:
-            last = self._queues.last_unit()  # looked at again: the mark vouches for its record
-            is_there = last is not None and last.physical_offset >= log.start
-            # Queue or log may be damaged: building anew finds out. What lies between that record
-            # and the mark stands in no queue: topics that were deleted.
-            is_bad = self._queues.totals() != (mark.queues, mark.units) or (
+        """Return the position from which to walk the log; None if all queues must be rebuilt."""
+        log, checkpoint = self._log, self._latest
+        if self._after_crash and checkpoint is not None:
+            # Records between that of the last unit and the checkpoint are of deleted topics. If the
+            # checks fail, queues or log are damaged, and rebuilding the queues finds out which.
+            last = self._queues.find_last_unit()
+            is_in_log = last is not None and last.physical_offset >= log.start
+            is_bad = self._queues.digest() != (checkpoint.queues, checkpoint.units) or (
                 last is not None
-                and is_there
-                and not self._record_of(last, check_crc=self._check_crc)
+                and is_in_log
+                and not self._find_record_of(last, check_crc=self._check_crc)
             )
-            return None if is_bad else mark.log_offset
+            return None if is_bad else checkpoint.log_offset
         if self._after_crash:
-            return self._start
+            return self._crash_start
         for queue in self._queues:
-            self._trim(queue)
+            self._drop_units_without_records(queue)
         if self._is_incomplete:
             return None
-        if mark is not None:
-            goes_on = next(log.scan(mark.log_offset, check_crc=False), None) is not None
-            if not goes_on and self._queues.totals() != (mark.queues, mark.units):
+        if checkpoint is not None:
+            has_more = next(log.scan(checkpoint.log_offset, check_crc=False), None) is not None
+            is_digest_right = self._queues.digest() == (checkpoint.queues, checkpoint.units)
+            if not has_more and not is_digest_right:
                 return None
-        last = self._queues.last_unit()
-        return max(log.start, last.end if last else 0, mark.log_offset if mark else 0)
+        last = self._queues.find_last_unit()
+        return max(log.start, last.end if last else 0, checkpoint.log_offset if checkpoint else 0)
 
-    def _trim(self, queue: Queue) -> None:
-        """Drop units at the end whose records are not there (any more: files may be deleted)."""
-        end, mark, log_start = queue.next_offset, self._mark, self._log.start
+    def _drop_units_without_records(self, queue: Queue) -> None:
+        """Drop the last units of a queue if the log does not have their records.
+
+        Sets `_is_incomplete` instead if the checkpoint covers such a record.
+        """
+        end, checkpoint, log_start = queue.next_offset, self._latest, self._log.start
         while end > queue.offset_min:
             unit = queue.unit(end - 1)
             if unit is not None:
                 if unit.is_blank or 0 <= unit.physical_offset < log_start:
                     break
-                record = self._record_of(unit)
-                if record is not None and (record.is_lost or record.stands_in(queue.key, end - 1)):
+                record = self._find_record_of(unit)
+                if record is not None and (
+                    record.is_placeholder or record.belongs_to(queue.key, end - 1)
+                ):
                     break
-                if mark is not None and unit.physical_offset < mark.log_offset:
-                    self._is_incomplete = True  # the mark vouches for it: queue or log are damaged
+                if checkpoint is not None and unit.physical_offset < checkpoint.log_offset:
+                    # The checkpoint says that the record exists: queue or log is damaged.
+                    self._is_incomplete = True
                     return
             end -= 1
         if end < queue.next_offset:
             logger.warning(
-                "queue %s/%d ends at %d instead of %d: the log does not hold the rest",
-                queue.topic, queue.queue_id, end, queue.next_offset,
-            )  # fmt: skip
+                "queue %s/%d now ends at %d instead of %d: the log does not contain the rest",
+                queue.topic,
+                queue.queue_id,
+                end,
+                queue.next_offset,
+            )
             queue.truncate(end)
 
-    def _look(self, queue: Queue) -> None:
-        if not (self._begins_right(queue) and self._ends_right(queue)):
-            self._wrong.append(queue)
+    def _inspect(self, queue: Queue) -> None:
+        """Note a queue whose first or last unit is wrong. Called while the queue is loaded."""
+        if not (self._has_valid_first_unit(queue) and self._has_valid_last_unit(queue)):
+            self._wrong_queues.append(queue)
 
-    def _ends_right(self, queue: Queue) -> bool:
-        """Return whether the last unit before the mark, after a crash, leads to its record: a file
-        of another store, or an older copy of another queue, does not. After an orderly stop
-        `_trim` finds out."""
-        mark, last = self._mark, queue.next_offset - 1
-        if mark is None or not self._after_crash or last < queue.segments.start // UNIT_BYTES:
+    def _has_valid_last_unit(self, queue: Queue) -> bool:
+        """Return whether the last unit before the checkpoint leads to its record, after a crash.
+
+        It does not in a file of another store, or in an older copy of another queue's file. After a
+        clean shutdown `_drop_units_without_records` checks this.
+        """
+        last = queue.next_offset - 1
+        first = queue.segments.start // UNIT_BYTES
+        if self._latest is None or not self._after_crash or last < first:
             return True
-        unit = queue.peek(last)
+        unit = queue.read_unit(last)
         if unit is None or unit.is_blank or not self._log.start <= unit.physical_offset:
             return True
-        record = self._record_of(unit)
-        return record is not None and (record.is_lost or record.stands_in(queue.key, last))
+        record = self._find_record_of(unit)
+        return record is not None and (record.is_placeholder or record.belongs_to(queue.key, last))
 
-    def _begins_right(self, queue: Queue) -> bool:
-        """Whether the first unit of the first file leads to no other queue's record, and no record
-        of the queue lies before that one's: retention removes such files of the log first."""
-        log, counts = self._log, self._queues.deleted.counts
+    def _has_valid_first_unit(self, queue: Queue) -> bool:
+        """Return whether the first unit in the files is the first one that must be there.
+
+        It must not lead to another queue's record. The log must not have an earlier record of the
+        queue, because retention removes such files of the log before those of queues.
+        """
+        log, is_live = self._log, self._queues.deleted.is_live
         first = queue.segments.start // UNIT_BYTES
-        unit = queue.peek(first) if first < queue.next_offset else None
-        end = self._start or log.segments.end
+        unit = queue.read_unit(first) if first < queue.next_offset else None
+        end = self._crash_start or log.segments.end
         if unit is not None:
             if unit.is_blank or unit.physical_offset < log.start:
                 return True
-            record = self._record_of(unit)
-            if record is not None and not record.is_lost and not record.stands_in(queue.key, first):
+            record = self._find_record_of(unit)
+            if (
+                record is not None
+                and not record.is_placeholder
+                and not record.belongs_to(queue.key, first)
+            ):
                 return False
             end = unit.physical_offset
         is_cut = first > 0 and first * UNIT_BYTES % queue.segments.file_bytes == 0
-        if not is_cut or not counts(queue.topic, end):
+        if not is_cut or not is_live(queue.topic, end):
             return True
         records = log.scan(log.start, check_crc=False)
         return not any(
             record.is_queued
-            and record.stands_in(queue.key)
-            and counts(queue.topic, record.position)
+            and record.belongs_to(queue.key)
+            and is_live(queue.topic, record.position)
             for record in takewhile(lambda record: record.position < end, records)
         )
 
-    def _record_of(self, unit: Unit, *, check_crc: bool = False) -> Scanned | None:
-        scanned = self._log.scanned_at(unit.physical_offset, check_crc=check_crc)
-        return scanned if scanned is not None and scanned.size_bytes == unit.size_bytes else None
+    def _find_record_of(self, unit: Unit, *, check_crc: bool = False) -> LogRecord | None:
+        """Return the valid record with the position and size of a unit; None without one."""
+        record = self._log.find_record(unit.physical_offset, check_crc=check_crc)
+        return record if record is not None and record.size_bytes == unit.size_bytes else None
 
-    def _walk(self, start: int, *, may_gap: bool) -> int | None:
-        """Put every record from `start` on into its queue; the end, or None at a gap: the queue
-        lacks units before this one."""
-        end = self._dispatcher.walk(start, may_gap=may_gap)
+    def _dispatch_from(self, start: int, *, may_gap: bool) -> int | None:
+        """Add every record from `start` on to its queue; return the end of the valid log.
+
+        Returns None at a gap, where a queue lacks the units before a record.
+        """
+        end = self._dispatcher.dispatch_records(start, may_gap=may_gap)
         if end is None:
             return None
-        self._dispatcher.settle()
+        self._dispatcher.resolve_suspects()
         return self._log.skip_blank(end)
 
-    # --- the end
+    # --- setting the end
 
-    def _finish(self, end: int) -> None:
+    def _set_end(self, end: int) -> None:
+        """Remove everything behind `end` from log and queues, and let the log end there."""
         log, segments = self._log, self._log.segments
         segment = segments.at(end)
-        if not self._after_crash and self._mark is not None and end == self._mark.log_offset:
-            # After an orderly stop zeros follow, unless others wrote there: a little is looked at,
-            # or a torn write over it could later mix old and new to one record.
-            is_changed = segment is not None and segment.zero_from(
+        if not self._after_crash and self._latest is not None and end == self._latest.log_offset:
+            # After a clean shutdown zeros follow, unless other software wrote there. Some bytes are
+            # checked: a torn write over old bytes could mix both into one valid record.
+            is_changed = segment is not None and segment.zero_range(
                 end, min(end + CLEAN_TAIL_BYTES, segment.end)
             )
         else:
-            is_changed = segments.cut(end)
+            is_changed = segments.truncate(end)
         if is_changed:
             self._sync_log(end - 1)
             segments.files.sync_directory(segments.directory)
         if self._after_crash:
-            # A killed process leaves written records that are not on disk: readers see them now.
-            self._sync_log(self._start)
-        self._queues.truncate_log(end)
+            # A killed process leaves records that are written but not on disk. Readers will see
+            # them, so they must be durable.
+            self._sync_log(self._crash_start)
+        self._queues.truncate_to_log(end)
         self._queues.deleted.cut(end)
         log.set_end(end)
 
     def _sync_log(self, start: int) -> None:
+        """Sync the files of the log that contain bytes behind `start`."""
         for segment in self._log.segments:
             if segment.end > start:
                 segment.file().sync()
@@ -392,90 +457,99 @@ class Recovery:
 
     # --- damage
 
-    def _require_mark(self, end: int) -> None:
-        """Raise for damage before the end that the checkpoint vouches for, and behind it."""
-        log, mark = self._log, self._mark
-        if mark is not None and end < mark.log_offset:
-            raise self._damage(end, mark)
-        found = next_record(log, end) if self._after_crash else None
-        if found is None:
+    def _require_checkpoint(self, end: int) -> None:
+        """Raise StoreDamagedError if the log is damaged at `end`, rather than torn by a crash.
+
+        Logs what will be removed behind `end`.
+        """
+        log, checkpoint = self._log, self._latest
+        if checkpoint is not None and end < checkpoint.log_offset:
+            raise self._log_ends_early_error(end, checkpoint)
+        following = find_next_record(log, end) if self._after_crash else None
+        if following is None:
             if self._after_crash and any(_bytes_between(log, end, end + RECORD_BYTES_MIN)):
-                logger.warning("the log ends at %d: a torn record behind it is cut off", end)
+                logger.warning("the log ends at %d: a torn record behind it is removed", end)
             return
-        if self._was_followed:  # what is lost of its pieces may be of any size, and is sent again
-            logger.warning("the log ends at %d: what a master sent behind it is cut off", end)
+        if self._was_followed:
+            # A slave writes pieces that begin and end anywhere. The master sends them again.
+            logger.warning("the log ends at %d: the bytes from a master behind it are removed", end)
             return
-        known_ms = self._checkpoint.java_time_ms if mark is None else 0
-        if found.store_time_ms <= known_ms:
-            reason = f"everything stored until {known_ms} ms was safely on disk."
+        durable_ms = self._checkpoint.java_time_ms if checkpoint is None else 0
+        if following.store_time_ms <= durable_ms:
+            reason = f"everything stored until {durable_ms} ms was safely on disk."
             raise self._damage_error(end, f"The checkpoint says that {reason}")
-        if found.store_time_ms < self._dispatcher.time_ms:
-            return  # RocketMQ does not wipe what it cuts off: of an earlier life of the file
-        data = _bytes_between(log, end, found.position)
+        if following.store_time_ms < self._dispatcher.last_store_time_ms:
+            return  # an old record: RocketMQ does not zero the bytes that it removes
+        data = _bytes_between(log, end, following.position)
         ends_file = (end + len(data)) % log.segments.file_bytes == 0
-        if not is_lost_write(data, end, ends_file=ends_file):
-            reason = "No power loss leaves that: writes that are lost read as zeros."
+        if not may_be_lost_write(data, end, ends_file=ends_file):
+            reason = "A power loss cannot be the cause: lost writes read as zeros."
             raise self._damage_error(end, reason)
         logger.error(
-            "the log ends at %d: a power loss has taken what was written there, and %d messages"
-            " behind it, which were not synced either, are cut off",
-            end, sum(1 for _ in records_from(log, found.position)),
-        )  # fmt: skip
+            "the log ends at %d: a power loss has destroyed what was written there; %d messages"
+            " behind it, which were not synced either, are removed",
+            end,
+            sum(1 for _ in iter_whole_records(log, following.position)),
+        )
 
-    def _damage(self, end: int, mark: Mark) -> StoreDamagedError:
+    def _log_ends_early_error(self, end: int, checkpoint: Checkpoint) -> StoreDamagedError:
+        """Return the error for a log that ends before the checkpoint."""
         return self._damage_error(
-            end, f"The checkpoint says that everything before {mark.log_offset} was safely on disk."
+            end,
+            f"The checkpoint says that everything before {checkpoint.log_offset} was safely on"
+            " disk.",
         )
 
     def _damage_error(self, position: int, reason: str) -> StoreDamagedError:
-        """What the start stops with: the place, what is there, what is lost, the cure."""
+        """Return the error for a log that is damaged at `position`, with what is lost and a fix."""
         segment = self._log.segments.at(position)
-        lost = "No good record was found behind it."
+        lost = "No valid record was found behind it."
         if segment is None:
             directory = self._log.segments.directory
             where = f"The commit log in {directory} is damaged at {position}: it ends there"
         else:
             at = position - segment.base
-            what = self._log.explain(position)
+            what = self._log.explain_bad_record(position)
             where = f"The commit log is damaged at {position} (byte {at} of {segment.path}): {what}"
-            found = next_record(self._log, position)
-            if found is not None:
+            following = find_next_record(self._log, position)
+            if following is not None:
                 lost = (
-                    f"Good records go on at {found.position}: the {found.position - position} bytes"
-                    f" from {position} on hold no whole record."
+                    f"Valid records continue at {following.position}: the"
+                    f" {following.position - position} bytes from {position} on contain no valid"
+                    " record."
                 )
         return StoreDamagedError(
             f"{where}. {reason} {lost}",
-            fix=f"Nothing was changed. `sluice store repair {self._root}` shows what can be saved,"
-            " with --write it saves it; or bring the files back from a copy.",
+            fix=f"Nothing was changed. Run `sluice store repair {self._root}` to see what can be"
+            " saved, and again with --write to save it; or restore the files from a copy.",
         )
 
 
-# --- what a power loss leaves
+# --- recognizing lost writes
 
 
 def _bytes_between(log: CommitLog, start: int, end: int) -> bytes:
-    """What lies between a bad place and the whole record at `end`, as far as its file goes."""
+    """Return the bytes between a damaged position and the record at `end`, within one file."""
     segment = log.segments.at(start)
     if segment is None:
         return b""
     return segment.read(start, min(end, segment.end, start + SEARCH_BYTES_MAX) - start)
 
 
-def is_lost_write(data: bytes, start: int, *, ends_file: bool) -> bool:
-    """Whether bytes that hold no whole record, though whole ones follow, can be what a power loss
-    has left of writes: they lack their end, or a sector.
+def may_be_lost_write(data: bytes, start: int, *, ends_file: bool) -> bool:
+    """Return whether a power loss can explain bytes without a valid record before valid records.
 
-    `start` is their place in the log; `ends_file`: the record that follows is in the next file.
+    That is the case if the bytes lack the end of a write, or a sector. `start` is their position in
+    the log. `ends_file` says that the next valid record is in the next file.
     """
-    if ends_file:  # it ends with a blank record, or else with what is missing
+    if ends_file:  # the bytes end with a blank record, unless that is lost as well
         size, magic = data[:_SIZE_BYTES], data[_SIZE_BYTES:BLANK_BYTES]
         if not any(data[BLANK_BYTES:]) and (
             any(size)
             if magic == _MAGIC_BLANK
             else int.from_bytes(size) == len(data) and magic[-1] != 0
         ):
-            return False  # a blank record of which one half is whole, the other wrong
+            return False  # a blank record with one intact and one wrong half
         at = data.find(_MAGIC_BLANK, _SIZE_BYTES)
         while at >= 0:
             if int.from_bytes(data[at - _SIZE_BYTES : at]) == len(data) - at + _SIZE_BYTES:
@@ -488,17 +562,17 @@ def is_lost_write(data: bytes, start: int, *, ends_file: bool) -> bool:
     with suppress(ProtocolError):
         head = parse_head(data)
     if head is not None and head.size_bytes != len(data):
-        head = None  # not one record, by its sizes
-    # A record without properties ends with two zeros by nature.
+        head = None  # the sizes say that the bytes are not exactly one record
+    # An intact record without properties ends with two zero bytes: their length.
     is_bare = head is not None and head.properties.start == head.properties.stop
     lacks_end = not data[head.topic.stop - 1 if head is not None and is_bare else -1]
     return lacks_end or _lacks_sector(data, start, head)
 
 
 def _lacks_sector(data: bytes, start: int, head: RecordHead | None) -> bool:
-    """Whether zeros go from the beginning of a sector, or of a write, to the end of the sector.
+    """Return whether zeros reach from the start of a sector, or of a write, to the sector's end.
 
-    A write begins with a record, so such zeros are no part of one whose beginning is there.
+    A write begins with a record, so such zeros do not belong to a record that has its beginning.
     """
     is_begun = data[_SIZE_BYTES:].startswith(_MAGIC_START)
     is_placed = head is not None and head.physical_offset == start
@@ -507,7 +581,7 @@ def _lacks_sector(data: bytes, start: int, head: RecordHead | None) -> bool:
         zeros = end - len(data[:end].rstrip(b"\0"))
         if zeros >= SECTOR_BYTES:
             return True
-        if zeros == end:  # a size begins with zeros by nature
+        if zeros == end:  # the size at the beginning of an intact record begins with zeros
             if end >= _SIZE_BYTES or int.from_bytes(data[:_SIZE_BYTES]) != len(data):
                 return True
         elif zeros >= _ZEROS_MIN and end > first_end:

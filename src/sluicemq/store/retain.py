@@ -1,31 +1,35 @@
-"""Retention: which files of the log go, when, and what the disk has to say about it.
+"""Retention: which files of the log are deleted, when, and when sends are refused.
 
-Every `cleanResourceInterval` the broker runs `clean`. The rules are RocketMQ's (spec/store.md §9):
+The broker runs `clean` every `cleanResourceInterval`. The rules are RocketMQ's (spec/store.md §9):
 
-    by age      the oldest file first, when it was last written fileReservedTime ago; only in the
-                hours of deleteWhen, or when the disk is above diskMaxUsedSpaceRatio, or by hand
-    by force    whatever its age, when the disk is above diskSpaceCleanForciblyRatio
+    by age      the oldest file is deleted when it was last written fileReservedTime ago, but only
+                in the hours of deleteWhen, or if the disk is above diskMaxUsedSpaceRatio, or on an
+                administrator's request
+    by force    the oldest file is deleted at any age if the disk is above
+                diskSpaceCleanForciblyRatio
     refusal     sends are refused while the disk is above diskSpaceWarningLevelRatio
 
-Never the file that holds the log's last record, at most deleteFileBatchMax a run. Unlike RocketMQ a
-forced run looks at the disk again after each file and stops as soon as there is room.
+The file with the log's last record is never deleted, and one run deletes at most deleteFileBatchMax
+files. Unlike RocketMQ, a forced run checks the disk again after each file, and stops as soon as
+there is room.
 
-One file goes in this order, and whatever the moment of a crash is, recovery finds no unit missing
-for a record that is there:
+A file is deleted in this order. Recovery finds the units of all remaining records, at whatever
+moment a crash comes:
 
-    1  the minimum of every queue moves behind the file: readers there get OFFSET_TOO_SMALL
-    2  `Watcher` hears of it: unread messages are logged and counted
-    3  the log forgets the file, the checkpoint says so (else the file would be missed), then it is
-       removed, and its directory synced: no slice of it that is on its way to a socket is touched,
-       the map lives as long as the slice
-    4  only then files of queues and index that lie wholly behind the log's start
+    1  the first offset of each queue moves behind the file; reads before it get OFFSET_TOO_SMALL
+    2  the `DeletionObserver` is called: unread messages are logged and counted
+    3  the log forgets the file; the checkpoint says so (otherwise a start would miss the file);
+       then the file is removed and its directory synced; slices of it that are on their way to a
+       socket stay valid, because the map lives as long as a slice
+    4  only then are files of queues and index deleted that lie completely before the log's start
 
-A file also waits for the durable mark to pass it, by age and by force: the units of its messages
-are then on disk, so that no queue counts anew after a crash, and recovery begins at the mark. A
-file that cannot be removed stops the run: files go in order or not at all, a gap would be damage.
+A file is only deleted, by age or by force, when the durable checkpoint is behind it. Then the units
+of its messages are on disk, so that no queue's offsets start again after a crash, and recovery
+begins at the checkpoint. A file that cannot be removed stops the run: a gap in the log would be
+damage.
 
-`clean` is a generator: it yields a pause in seconds (0: let others run), or blocking work that the
-caller does in another thread while the loop goes on.
+`clean` is a generator. It yields pauses in seconds (0 lets other tasks run), or blocking work that
+the caller runs in another thread while the event loop continues.
 """
 
 import logging
@@ -37,20 +41,25 @@ from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreFullError
 from sluicemq.files import Files
-from sluicemq.store.directory import DurableMark
+from sluicemq.store.directory import CheckpointFile
 from sluicemq.store.log import CommitLog
 from sluicemq.store.queues import UNIT_BYTES, ConsumeQueues, Queue
 
 logger = logging.getLogger(__name__)
 
 HOUR_MS: Final = 3_600_000
-SLICE_S: Final = 0.003
-SLICE_QUEUES: Final = 256
-MANUAL_ROUNDS: Final = 20
-"""So many runs that request 329 sets free of the hours (spec/store.md §9)."""
+SLICE_TIME_S: Final = 0.003
+"""After this time a run lets other tasks of the event loop run."""
+SLICE_QUEUES_MAX: Final = 256
+"""After this many queues a run lets other tasks of the event loop run."""
+MANUAL_RUNS: Final = 20
+"""Number of runs that delete expired files at any hour after an administrator's request.
+
+The request is DELETE_EXPIRED_COMMITLOG (329, spec/store.md §9).
+"""
 
 Step = float | Callable[[], None]
-"""What `clean` waits for: seconds, or work that blocks."""
+"""What `clean` waits for: a number of seconds, or work that blocks."""
 
 
 class LogFile(NamedTuple):
@@ -61,8 +70,8 @@ class LogFile(NamedTuple):
     modified_ms: int
 
 
-class Usage(NamedTuple):
-    """The file system that holds a path."""
+class DiskUsage(NamedTuple):
+    """The usage of the file system that contains `path`."""
 
     path: str
     total_bytes: int
@@ -74,44 +83,49 @@ class Usage(NamedTuple):
 
     @property
     def percent(self) -> float:
+        """The used share of the file system, 0 to 100; 0 if its size is unknown."""
         return 100 * self.used_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
-class Decision(NamedTuple):
-    """What may be deleted now: expired files, or any; `why` in words, for the log."""
+class DeletionDecision(NamedTuple):
+    """Which files may be deleted now.
 
-    takes_expired: bool
-    takes_any: bool
-    why: str
+    `reason` is a phrase for the log, "" if no file may be deleted.
+    """
+
+    may_delete_expired: bool
+    may_delete_any: bool
+    reason: str
 
 
-class Watcher(Protocol):
-    """Hears of it before a file is deleted."""
+class DeletionObserver(Protocol):
+    """Is notified before a file is deleted."""
 
-    def queue_moves(self, topic: str, queue_id: int, old_min: int, new_min: int) -> None:
-        """The messages [old_min, new_min) of a queue go with the file."""
+    def on_messages_deleted(self, topic: str, queue_id: int, old_min: int, new_min: int) -> None:
+        """The messages [old_min, new_min) of a queue will be deleted with the file."""
         ...
 
-    def file_goes(self, file: LogFile, why: str) -> None:
-        """`queue_moves` was called for all its queues; it is deleted now."""
+    def on_file_deleted(self, file: LogFile, why: str) -> None:
+        """The file will be deleted now. `on_messages_deleted` was called for all its queues."""
         ...
 
 
-# --- decisions: no disk, no clock
+# --- decisions, without access to disk or clock
 
 
 def local_hour(time_ms: int) -> int:
-    """The hour of the day (0 to 23) in this machine's time zone."""
+    """Return the hour of the day (0 to 23) in this machine's time zone."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).astimezone().hour
 
 
-def decide(
+def decide_deletion(
     config: StoreConfig, fullest_percent: float, now_ms: int, *, is_manual: bool = False
-) -> Decision:
-    """By the disk, by hand, by the hour; above a ratio means above, equal is not.
+) -> DeletionDecision:
+    """Decide by disk usage, request and hour which files may be deleted.
 
-    Force needs one of the three as well, as in RocketMQ: diskMaxUsedSpaceRatio above
-    diskSpaceCleanForciblyRatio keeps files until sends are refused.
+    `fullest_percent` is the usage of the fullest disk. A usage equal to a ratio is not above it. A
+    forced deletion needs one of the three reasons as well, as in RocketMQ: if diskMaxUsedSpaceRatio
+    is above diskSpaceCleanForciblyRatio, files are kept until sends are refused.
     """
     if fullest_percent > min(config.disk_used_ratio_max, config.disk_warning_ratio):
         why = f"{fullest_percent:.1f} % of the disk are used"
@@ -120,25 +134,27 @@ def decide(
     elif local_hour(now_ms) in map(int, config.delete_hours):
         why = f"deleteWhen = {';'.join(config.delete_hours)}"
     else:
-        return Decision(False, False, "")
+        return DeletionDecision(False, False, "")
     limit = min(config.disk_forced_ratio, config.disk_warning_ratio)
-    return Decision(True, config.clean_forcibly and fullest_percent > limit, why)
+    return DeletionDecision(True, config.clean_forcibly and fullest_percent > limit, why)
 
 
 def expiry_ms(file: LogFile, config: StoreConfig) -> int:
-    """When the file has been kept for fileReservedTime."""
+    """Return the time in ms at which the file has been kept for fileReservedTime."""
     return file.modified_ms + config.file_reserved_hours * HOUR_MS
 
 
 def warning_ms(file: LogFile, config: StoreConfig) -> int:
-    """From when on its readers are warned."""
+    """Return the time in ms from which on readers of the file are warned."""
     reserved = config.file_reserved_hours * HOUR_MS
     return file.modified_ms + reserved * config.retention_warning_percent // 100
 
 
-def loss_ms(file: LogFile, config: StoreConfig, fullest_percent: float, now_ms: int) -> int:
-    """When the file will be deleted at the earliest: expired, and in an hour of deleteWhen unless
-    the disk makes every hour good."""
+def deletion_ms(file: LogFile, config: StoreConfig, fullest_percent: float, now_ms: int) -> int:
+    """Return the earliest time in ms at which the file will be deleted.
+
+    That is when it is expired, and the hour is one of deleteWhen unless the disk allows every hour.
+    """
     earliest = max(expiry_ms(file, config), now_ms)
     if fullest_percent > min(config.disk_used_ratio_max, config.disk_warning_ratio):
         return earliest
@@ -147,30 +163,34 @@ def loss_ms(file: LogFile, config: StoreConfig, fullest_percent: float, now_ms: 
     if moment.hour in hours:
         return earliest
     hour = moment.replace(minute=0, second=0, microsecond=0).astimezone(UTC)
-    for _ in range(26):  # a day, and what a change of the clocks adds
+    for _ in range(26):  # a day, and the hours that a change of daylight saving time may add
         hour += timedelta(hours=1)
         if hour.astimezone().hour in hours:
             break
     return int(hour.timestamp() * 1000)
 
 
-def refusal(usage: Usage, config: StoreConfig) -> StoreFullError:
-    """Why nothing is written: path, used, limit, free."""
+def disk_full_error(usage: DiskUsage, config: StoreConfig) -> StoreFullError:
+    """Return the error with which sends are refused: path, used bytes, limit, free bytes."""
     limit = usage.total_bytes * config.disk_warning_ratio // 100
     return StoreFullError(
         f"The disk of {usage.path} is too full: {usage.used_bytes} of {usage.total_bytes} bytes"
         f" ({usage.percent:.1f} %) are used, the limit is {limit}"
         f" (diskSpaceWarningLevelRatio = {config.disk_warning_ratio} %), {usage.free_bytes} are"
         " free.",
-        fix="Make room, or lower fileReservedTime; sending works again by itself.",
+        fix="Free disk space, or lower fileReservedTime. Sending then works again without a"
+        " restart.",
     )
 
 
-# --- and what they lead to
+# --- the clean-up
 
 
 class Retention:
-    """The clean-up of one store. Files may go that readers see beyond and the mark is behind."""
+    """The clean-up of one store.
+
+    Deletes only files that lie before both the visible end of the log and the durable checkpoint.
+    """
 
     def __init__(
         self,
@@ -179,70 +199,85 @@ class Retention:
         config: StoreConfig,
         files: Files,
         clock: Clock,
-        durable: DurableMark,
+        checkpoint_file: CheckpointFile,
         visible_end: Callable[[], int],
     ) -> None:
+        """`visible_end()` returns the position at which the visible part of the log ends."""
         self._log = log
         self._queues = queues
         self._files = files
         self._clock = clock
-        self._durable = durable
+        self._checkpoint_file = checkpoint_file
         self._visible_end = visible_end
-        self._to_remove: list[str] = []  # from the disk, in order; forgotten already
-        self._is_stuck = False
-        self._queues_behind = -1  # the log's start for which queue files were cleaned
+        self._paths_to_remove: list[str] = []
+        """Paths of files to remove from the disk, in order. Nothing uses them any more."""
+        self._is_stuck_logged = False
+        """Whether the log says that the disk is full and no file may be deleted."""
+        self._queues_cleaned_for = -1
+        """The log's start at the last clean-up of queue files; -1 if it must be repeated."""
         self.config = config
-        """May be exchanged while the broker runs."""
-        self.watcher: Watcher | None = None
+        """The configuration, which may be replaced while the broker runs."""
+        self.observer: DeletionObserver | None = None
+        """Is notified before files are deleted; None if nothing is."""
         self.on_start_moved: list[Callable[[int], None]] = []
-        """Called with the new start of the log when that is durable."""
-        self.manual_rounds = 0
+        """Functions that are called with the log's new start when that is durable."""
+        self.manual_runs = 0
+        """Number of further runs that delete expired files at any hour."""
         self.files_deleted = 0
         self.bytes_deleted = 0
 
     # --- the disk
 
-    def usages(self) -> list[Usage]:
-        """Of the log's and of the queues' file system. Raises OSError."""
-        config = self.config
-        found: list[Usage] = []
-        for path in (config.commit_log_path, config.consume_queue_path):
-            there = path if self._files.exists(path) else config.root
-            usage = Usage(path, *self._files.usage(there))
-            if usage[1:] not in [other[1:] for other in found]:
-                found.append(usage)
-        return found
+    def disk_usages(self) -> list[DiskUsage]:
+        """Return the usage of the file systems that contain log and queues: one or two items.
 
-    def look(self) -> float:
-        """How full the fullest disk is, in percent; refuses sends above the limit, or takes them
-        again. Cheap. Raises OSError."""
-        fullest = max(self.usages(), key=lambda usage: usage.percent)
+        Raises OSError.
+        """
+        config = self.config
+        usages: list[DiskUsage] = []
+        for path in (config.commit_log_path, config.consume_queue_path):
+            existing = path if self._files.exists(path) else config.root
+            usage = DiskUsage(path, *self._files.usage(existing))
+            if usage[1:] not in [other[1:] for other in usages]:
+                usages.append(usage)
+        return usages
+
+    def check_disk(self) -> float:
+        """Refuse or accept sends, depending on how full the fullest disk is.
+
+        Returns the usage of that disk in percent. This is cheap. Raises OSError.
+        """
+        fullest = max(self.disk_usages(), key=lambda usage: usage.percent)
         before, self._log.refusal = self._log.refusal, None
         if fullest.percent > self.config.disk_warning_ratio:
-            self._log.refusal = refusal(fullest, self.config)
+            self._log.refusal = disk_full_error(fullest, self.config)
             if before is None:
-                logger.error("sends are refused from now on: %s", self._log.refusal)
+                logger.error("sends are now refused: %s", self._log.refusal)
         elif before is not None:
             logger.warning(
-                "sends are taken again: %.1f %% of the disk of %s are used",
-                fullest.percent, fullest.path,
-            )  # fmt: skip
+                "sends are accepted again: %.1f %% of the disk of %s are used",
+                fullest.percent,
+                fullest.path,
+            )
         return fullest.percent
 
     @property
-    def is_refusing(self) -> bool:
-        """Are sends refused because the disk is too full?"""
+    def is_refusing_sends(self) -> bool:
+        """Whether sends are refused because the disk is too full."""
         return self._log.refusal is not None
 
-    # --- questions
+    # --- files and positions
 
     def removable_end(self) -> int:
-        """Files that end before it may go: readers see beyond them, the durable mark is behind."""
-        mark = self._durable.mark
-        return 0 if mark is None else min(self._visible_end(), mark.log_offset)
+        """Return the position before which files may be deleted; 0 if there is no checkpoint yet.
 
-    def oldest(self) -> Iterator[LogFile]:
-        """The files that may go when their time comes, oldest first."""
+        Readers see beyond such files, and the durable checkpoint is behind them.
+        """
+        checkpoint = self._checkpoint_file.written
+        return 0 if checkpoint is None else min(self._visible_end(), checkpoint.log_offset)
+
+    def deletable_files(self) -> Iterator[LogFile]:
+        """Yield the files that may be deleted when they expire, oldest first. Raises OSError."""
         end = self.removable_end()
         for segment in self._log.segments:
             if segment.end >= end:
@@ -250,136 +285,159 @@ class Retention:
             modified_ms = self._files.modified_ms(segment.path)
             yield LogFile(segment.base, segment.end, modified_ms)
 
-    def expiring(self) -> list[LogFile]:
-        """Files of whose loss readers have to be warned."""
-        now_ms, found = self._clock.now_ms(), []
-        for file in self.oldest():
+    def expiring_files(self) -> list[LogFile]:
+        """Return the files of whose deletion readers must be warned. Raises OSError."""
+        now_ms, files = self._clock.now_ms(), []
+        for file in self.deletable_files():
             if warning_ms(file, self.config) > now_ms:
                 break
-            found.append(file)
-        return found
+            files.append(file)
+        return files
 
     def first_offset_from(self, topic: str, queue_id: int, position: int) -> int:
-        """The first message of a queue whose record lies at `position` of the log or behind."""
-        queue = self._queues.by_key.get((topic, queue_id))
-        return 0 if queue is None else queue.first_from(position)
+        """Return the offset of a queue's first message at or behind `position` of the log.
 
-    def place_of(self, topic: str, queue_id: int, offset: int) -> int:
-        """Where the record of a message lies in the log; -1 when there is none."""
+        Returns the queue's end if there is no such message, and 0 if the queue does not exist.
+        """
         queue = self._queues.by_key.get((topic, queue_id))
-        return -1 if queue is None else queue.place_of(offset)
+        return 0 if queue is None else queue.first_offset_from(position)
+
+    def position_of(self, topic: str, queue_id: int, offset: int) -> int:
+        """Return the position in the log of a message's record; -1 if there is none."""
+        queue = self._queues.by_key.get((topic, queue_id))
+        return -1 if queue is None else queue.position_of(offset)
 
     # --- the run
 
-    def request(self) -> None:
-        """By hand (329): the next runs delete expired files at any hour."""
-        self.manual_rounds = MANUAL_ROUNDS
+    def request_manual_run(self) -> None:
+        """Let the next runs delete expired files at any hour (DELETE_EXPIRED_COMMITLOG, 329)."""
+        self.manual_runs = MANUAL_RUNS
 
     def clean(self, until_s: float = float("inf")) -> Iterator[Step]:
-        """One run. What is left to do for queues at the time `until_s` is for the next one. Raises
-        OSError when the disk cannot be asked or read."""
-        if self._to_remove:
+        """Do one run, in steps for which the caller waits.
+
+        Work on queues that is left at the time `until_s` is left for the next run. Raises OSError
+        if the disk cannot be read.
+        """
+        if self._paths_to_remove:
             yield self._remove_files
-        is_manual = self.manual_rounds > 0
-        self.manual_rounds = max(0, self.manual_rounds - 1)
+        is_manual = self.manual_runs > 0
+        self.manual_runs = max(0, self.manual_runs - 1)
         for number in range(self.config.delete_files_max):
-            if self._to_remove:
+            if self._paths_to_remove:
                 return
-            decision = decide(self.config, self.look(), self._clock.now_ms(), is_manual=is_manual)
-            file = next(self.oldest(), None) if decision.takes_expired else None
+            decision = decide_deletion(
+                self.config, self.check_disk(), self._clock.now_ms(), is_manual=is_manual
+            )
+            file = next(self.deletable_files(), None) if decision.may_delete_expired else None
             if file is None or not (
-                decision.takes_any or expiry_ms(file, self.config) <= self._clock.now_ms()
+                decision.may_delete_any or expiry_ms(file, self.config) <= self._clock.now_ms()
             ):
-                is_stuck = decision.takes_any and not number
-                if is_stuck and not self._is_stuck:  # said once, until it is otherwise
+                is_stuck = decision.may_delete_any and not number
+                if (
+                    is_stuck and not self._is_stuck_logged
+                ):  # logged once, until a file may be deleted
                     logger.warning(
-                        "%s, and no file of the log may be deleted: the newest stays, and so does"
-                        " what the last checkpoint does not cover yet", decision.why,
-                    )  # fmt: skip
-                self._is_stuck = is_stuck
+                        "%s, but no file of the log may be deleted: the newest file and files that"
+                        " the last checkpoint does not cover must stay",
+                        decision.reason,
+                    )
+                self._is_stuck_logged = is_stuck
                 break
-            yield from self._delete(file, decision.why)
+            yield from self._delete_file(file, decision.reason)
             yield self.config.delete_file_interval_ms / 1000
         yield from self._clean_queues(until_s)
 
     def clean_queues(self, until_s: float = float("inf")) -> Iterator[Step]:
-        """Only the files of queues (306), whether the log's start has moved or not."""
-        self._queues_behind = -1
-        if self._to_remove:
+        """Delete old files of queues only, even if the log's start has not moved.
+
+        CLEAN_EXPIRED_CONSUMEQUEUE (306) requests this.
+        """
+        self._queues_cleaned_for = -1
+        if self._paths_to_remove:
             yield self._remove_files
         yield from self._clean_queues(until_s)
 
-    def _delete(self, file: LogFile, why: str) -> Iterator[Step]:
-        for queue in self._sliced():
+    def _delete_file(self, file: LogFile, why: str) -> Iterator[Step]:
+        """Delete one file of the log, in steps."""
+        for queue in self._queues_in_slices():
             if queue is None:
                 yield 0.0
                 continue
             old = queue.offset_min
             if old == queue.next_offset:
                 continue
-            queue.correct_min(file.end)
-            if queue.offset_min > old and self.watcher is not None:
-                self.watcher.queue_moves(queue.topic, queue.queue_id, old, queue.offset_min)
+            queue.update_offset_min(file.end)
+            if queue.offset_min > old and self.observer is not None:
+                self.observer.on_messages_deleted(
+                    queue.topic, queue.queue_id, old, queue.offset_min
+                )
         if self._log.start != file.base:
-            return  # another run was faster
-        if self.watcher is not None:
-            self.watcher.file_goes(file, why)
-        path = self._log.segments.remove_first()
+            return  # another run has deleted the file
+        if self.observer is not None:
+            self.observer.on_file_deleted(file, why)
+        path = self._log.segments.detach_first()
         self.files_deleted += 1
         self.bytes_deleted += file.end - file.base
-        logger.info("log file %s goes: %s; the log begins at %d", path, why, file.end)
-        self._to_remove.append(path)
+        logger.info("deleting log file %s (%s); the log now begins at %d", path, why, file.end)
+        self._paths_to_remove.append(path)
         yield self._remove_files
 
     def _clean_queues(self, until_s: float) -> Iterator[Step]:
+        """Delete files before the first offsets of their queues, then notify `on_start_moved`."""
         start = self._log.start
-        if self._to_remove or self._queues_behind == start:
+        if self._paths_to_remove or self._queues_cleaned_for == start:
             return
-        for queue in self._sliced():
+        for queue in self._queues_in_slices():
             if queue is None:
                 yield 0.0
                 continue
             segments = queue.segments
             limit = queue.offset_min * UNIT_BYTES
             while len(segments) > 1 and segments.start + segments.file_bytes <= limit:
-                self._to_remove.append(segments.remove_first())
+                self._paths_to_remove.append(segments.detach_first())
                 yield self._remove_files
-                if self._to_remove or self._clock.monotonic_s() >= until_s:
+                if self._paths_to_remove or self._clock.monotonic_s() >= until_s:
                     return
                 yield self.config.delete_queue_file_interval_ms / 1000
-        for tell in self.on_start_moved:
-            tell(start)
-        self._queues_behind = start
+        for notify in self.on_start_moved:
+            notify(start)
+        self._queues_cleaned_for = start
 
-    def _sliced(self) -> Iterator[Queue | None]:
-        """All queues, and None whenever the loop has waited long enough."""
-        end_s = self._clock.monotonic_s() + SLICE_S
+    def _queues_in_slices(self) -> Iterator[Queue | None]:
+        """Yield all queues, and None whenever the event loop has waited long enough."""
+        end_s = self._clock.monotonic_s() + SLICE_TIME_S
         for count, key in enumerate(list(self._queues.by_key), 1):
-            queue = self._queues.by_key.get(key)  # its topic may be deleted meanwhile
+            queue = self._queues.by_key.get(key)  # None if its topic was deleted in the meantime
             if queue is not None:
                 yield queue
-            if count % SLICE_QUEUES == 0 or self._clock.monotonic_s() > end_s:
+            if count % SLICE_QUEUES_MAX == 0 or self._clock.monotonic_s() > end_s:
                 yield None
-                end_s = self._clock.monotonic_s() + SLICE_S
+                end_s = self._clock.monotonic_s() + SLICE_TIME_S
 
-    # --- the disk again: in another thread
+    # --- blocking work, in another thread
 
     def _remove_files(self) -> None:
-        """In order, each durably before the next; what fails is tried again in the next run."""
-        while self._to_remove:
-            path = self._to_remove[0]
+        """Remove the noted files from the disk in order, each durably before the next.
+
+        A removal that fails is logged and tried again in the next run.
+        """
+        while self._paths_to_remove:
+            path = self._paths_to_remove[0]
             directory = path.rpartition("/")[0]
             try:
                 if directory == self._log.segments.directory:
-                    self._durable.start_at(self._log.start)
+                    self._checkpoint_file.set_log_start(self._log.start)
                 if self._files.exists(path):
                     self._files.remove(path)
                 if self._files.exists(directory):
                     self._files.sync_directory(directory)
             except OSError as error:
                 logger.error(
-                    "%s cannot be removed (%s): it is tried again, and no other file goes before."
-                    " Correct the rights of its directory.", path, error,
-                )  # fmt: skip
+                    "cannot remove %s: %s; retrying, and removing no later file before it; fix the"
+                    " permissions of its directory",
+                    path,
+                    error,
+                )
                 return
-            del self._to_remove[0]
+            del self._paths_to_remove[0]

@@ -1,20 +1,21 @@
 """A directory of files of one fixed size that together are one long byte sequence.
 
-Each file is named by the position of its first byte, 20 digits, as RocketMQ does (spec/store.md
-§1): `00000000000000000000`, `00000000001073741824` … They are contiguous, created sparse at full
-size, written with pwrite and read through a read-only map; this is the only module that maps.
-A mapped *write* into a hole would kill the process when the disk is full (SIGBUS): there is none.
+Each file is named by the position of its first byte, with 20 digits, as in RocketMQ (spec/store.md
+§1): `00000000000000000000`, `00000000001073741824`, … The files are contiguous. They are created
+sparse at full size, written with pwrite and read through a read-only map. This is the only module
+that maps files. There are no mapped writes: a mapped write into a hole kills the process if the
+disk is full (SIGBUS).
 
-Maps are made for who reads much or often, and never closed by hand: slices of them may be on their
-way to a socket. A segment that is not read for long lets go of its map when others need the
-descriptor (`Files.pool`), and when the last slice is gone too, so is the map. A test double of
-`File` has a `read_view` instead of something that can be mapped.
+Maps are made for files that are read much or often, and never closed explicitly, because slices of
+them may still be on their way to a socket. When the descriptor pool needs a descriptor
+(`Files.pool`), a segment that has not been read recently drops its map; the map is closed when the
+last slice is gone. A test double of `File` has a `read_view` in place of a file that can be mapped.
 
-Descriptors for `pwrite` and `pread` are open only as long as a file is worked on: `release` closes
-them. Only the log keeps that of its last file, which it syncs through it. Closing a file of units
-before it is synced is no loss: its pages stay dirty, the sync of the next checkpoint reaches them
-through a new descriptor, which also gets an error that the kernel has met in between; and units are
-derived, the log's own descriptor is never closed between a write and its sync.
+Descriptors for `pwrite` and `pread` are open only while a file is being worked on; `release` closes
+them. Only the log keeps the descriptor of its last file, through which it syncs. Closing a file of
+units before it is synced loses nothing: its pages stay dirty, and the sync for the next checkpoint
+reaches them through a new descriptor, which also reports errors that the kernel has met since.
+(Units are derived data. The log's own descriptor is never closed between a write and its sync.)
 """
 
 import contextlib
@@ -31,15 +32,16 @@ from sluicemq.files import File, Files, SystemFile, is_on_tmpfs
 logger = logging.getLogger(__name__)
 
 NAME_DIGITS: Final = 20
-_READ_BYTES: Final = 1 << 20
+_IO_BYTES: Final = 1 << 20
 _BLOCK_BYTES: Final = 4096
-_COPIED_MAX: Final = 4096
+_UNMAPPED_READ_MAX: Final = 4096
+"""Reads of up to this many bytes may be made without a map."""
 
 
 def map_file(file: File, size: int, *, is_sparse: bool = False) -> memoryview:
-    """A read-only view of the file, which shows what `pwrite` writes from now on.
+    """Return a read-only view of the file, which shows what `pwrite` writes from now on.
 
-    `is_sparse`: mostly holes, which the kernel would fill its cache with by reading around.
+    `is_sparse` says that the file is mostly holes, so that the kernel should not read ahead.
     """
     if (read_view := getattr(file, "read_view", None)) is not None:  # a test double
         view: memoryview = read_view()
@@ -51,15 +53,15 @@ def map_file(file: File, size: int, *, is_sparse: bool = False) -> memoryview:
 
 
 class Segment:
-    """One file: the bytes [base, base + size) of the sequence. Opened when first used."""
+    """One file: the bytes [base, base + size) of the sequence, opened when first used."""
 
     __slots__ = (
         "_data_end",
         "_file",
         "_files",
         "_is_sparse",
+        "_last_read_at",
         "_view",
-        "_wanted_at",
         "base",
         "is_used",
         "path",
@@ -69,75 +71,86 @@ class Segment:
     def __init__(
         self, files: Files, path: str, base: int, size: int, *, is_sparse: bool = False
     ) -> None:
+        """Describe the file at `path`, which has `size` bytes and begins at offset `base`.
+
+        `is_sparse` says that the file is mostly holes.
+        """
         self._files = files
         self._is_sparse = is_sparse
         self._file: File | None = None
         self._view: memoryview | None = None
-        self._data_end = 0  # within the file, a whole number of pages; 0: not known yet
-        self.is_used = False  # lately, for `DescriptorPool`
-        self._wanted_at = 0
+        self._data_end = 0
+        """The offset in the file behind its last data, in whole pages; 0 if it is not known yet."""
+        self.is_used = False
+        """Whether the map was used since the pool last looked (for `DescriptorPool`)."""
+        self._last_read_at = 0
+        """The pool's count at the last small read without a map; 0 if there was none."""
         self.path = path
         self.base = base
         self.size = size
 
     @property
     def end(self) -> int:
+        """The position behind the file."""
         return self.base + self.size
 
     def file(self) -> File:
+        """Return the file, and open it if it is not open."""
         file = self._file
         if file is None:
             file = self._file = self._files.open(self.path)
         return file
 
     def view(self) -> memoryview:
-        """Return the whole file as a read-only view; positions in it are relative to `base`.
+        """Return the whole file as a read-only view. Indices in it are relative to `base`.
 
-        Read only bytes through it that are known to have been written: on tmpfs, reading a hole
-        through a map allocates a page, and that kills the process (SIGBUS) when the file system is
-        full. Use `data_view` or `look` where the bytes may never have been written.
+        Read only bytes through it that are known to have been written. On tmpfs, reading a hole
+        through a map allocates a page, and kills the process (SIGBUS) if the file system is full.
+        Use `data_view` or `safe_view` where the bytes may never have been written.
         """
-        # The map is made through a descriptor of its own: another thread may just release the
-        # shared one.
+        # The map needs a descriptor of its own: another thread may close the shared one.
         self.is_used = True
         view = self._view
         if view is None:
             with closing(self._files.open(self.path)) as file:
                 view = self._view = map_file(file, self.size, is_sparse=self._is_sparse)
-            self._files.pool.enter(self)
+            self._files.pool.add(self)
         return view
 
     def data_view(self, end: int) -> memoryview:
         """Return the file as a read-only view that ends before the hole behind its data.
 
-        The view reaches up to offset `end` of the sequence if the file holds data up to there, and
-        is never longer than the data, rounded up to pages. So a reader that checks positions
-        against the length of the view never touches the hole, whatever a damaged unit says.
+        The view reaches to offset `end` of the sequence if the file has data up to there. It is
+        never longer than the data, rounded up to pages. So a reader that compares positions with
+        the length of the view never touches the hole, whatever a damaged unit says.
         """
         if end - self.base > self._data_end:
             self._find_data_end()
         view = self.view()
         return view if self._data_end >= self.size else view[: self._data_end]
 
-    def look(self, offset: int, size: int) -> tuple[memoryview, int]:
-        """Return a view and the index in it of the bytes [offset, offset + size) of the sequence,
-        which may never have been written.
+    def safe_view(self, offset: int, size: int) -> tuple[memoryview, int]:
+        """Return a view, and the index in it of the bytes [offset, offset + size) of the sequence.
 
-        Where the file holds data up to their end the view is the map, else a copy made by pread,
-        which reads holes as zeros without allocating them. It holds fewer bytes at the file's end.
+        The bytes may never have been written. If the file has data up to their end, the view is the
+        map. Otherwise it is a copy made with pread, which reads holes as zeros without allocating
+        pages. The view has fewer bytes at the file's end.
         """
-        view, at = self.data_view(min(offset + size, self.end)), offset - self.base
+        view = self.data_view(min(offset + size, self.end))
+        at = offset - self.base
         if at + size <= len(view) or len(view) == self.size:
             return view, at
-        return memoryview(self.copy(offset, size)), 0
+        return memoryview(self.read_detached(offset, size)), 0
 
-    def copy(self, offset: int, size: int) -> bytes:
-        """Read bytes at `offset` of the sequence without the map, through a descriptor of its own.
-        Returns fewer at the file's end. Raises OSError."""
+    def read_detached(self, offset: int, size: int) -> bytes:
+        """Read bytes at `offset` of the sequence without the map, through a separate descriptor.
+
+        Returns fewer bytes at the file's end. Raises OSError.
+        """
         with closing(self._files.open(self.path)) as file:
             return file.pread(size, offset - self.base)
 
-    def grown(self, end: int) -> None:
+    def note_written(self, end: int) -> None:
         """Note that the bytes before offset `end` of the sequence were written."""
         if end - self.base > self._data_end:
             self._data_end = -(-(end - self.base) // _BLOCK_BYTES) * _BLOCK_BYTES
@@ -151,42 +164,48 @@ class Segment:
                 if following <= end:
                     break
                 end = following
-        self.grown(self.base + end)
+        self.note_written(self.base + end)
 
-    def part(self, offset: int, size: int) -> memoryview | bytes:
-        """Some bytes at `offset` of the sequence, fewer at the end. Of a file without a map a few
-        are copied: only who comes again soon gets a map, which costs more than several reads."""
+    def view_or_read(self, offset: int, size: int) -> memoryview | bytes:
+        """Return `size` bytes at `offset` of the sequence, fewer at the file's end.
+
+        The first small read of a file without a map returns a copy. A map is made when the next
+        read comes soon, because making a map costs more than several reads.
+        """
         begin = offset - self.base
-        if self._view is None and size <= _COPIED_MAX:
+        if self._view is None and size <= _UNMAPPED_READ_MAX:
             pool = self._files.pool
-            before, self._wanted_at = self._wanted_at, pool.want()
-            if not before or self._wanted_at - before > pool.room:
+            before, self._last_read_at = self._last_read_at, pool.next_request()
+            if not before or self._last_read_at - before > pool.capacity:
                 with closing(self._files.open(self.path)) as file:
                     return file.pread(size, begin)
         return self.view()[begin : begin + size]
 
-    def let_go(self) -> None:
-        """Drop the map: the next reader makes a new one."""
+    def release_descriptor(self) -> None:
+        """Drop the map. The next reader makes a new one."""
         self._view = None
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Write `data` at `offset` of the sequence. Raises OSError."""
         self.file().pwrite(data, offset - self.base)
-        self.grown(offset + len(data))
+        self.note_written(offset + len(data))
 
     def read(self, offset: int, size: int) -> bytes:
-        """A copy by pread: for single looks into files that need no map."""
+        """Read a copy of `size` bytes at `offset` of the sequence with pread. Raises OSError."""
         return self.file().pread(size, offset - self.base)
 
     def data_start(self, offset: int) -> int | None:
-        """The first offset, from this one on, that may hold other bytes than zeros."""
+        """Return the first offset from this one on that may hold bytes other than zeros.
+
+        Returns None if there is none in the file.
+        """
         found = self.file().data_start(offset - self.base)
         return None if found is None else self.base + found
 
-    def zero_from(self, offset: int, end: int | None = None) -> bool:
-        """Make [offset, end) read as zeros, `end` being the file's; True when bytes were changed.
+    def zero_range(self, offset: int, end: int | None = None) -> bool:
+        """Make the range [offset, end) read as zeros; return whether bytes were changed.
 
-        Holes stay holes, so this works on a full disk too.
+        `end` None means the file's end. Holes stay holes, so this works on a full disk too.
         """
         file = self.file()
         at, stop = offset - self.base, (self.end if end is None else end) - self.base
@@ -195,44 +214,48 @@ class Segment:
             start = file.data_start(at)
             if start is None or start >= stop:
                 break
-            at = min(start + _READ_BYTES, stop, file.data_end(start))
-            for place, size in used_blocks(file.pread(at - start, start), start):
-                file.pwrite(bytes(size), place)
+            at = min(start + _IO_BYTES, stop, file.data_end(start))
+            for block_start, size in used_blocks(file.pread(at - start, start), start):
+                file.pwrite(bytes(size), block_start)
                 changed = True
         return changed
 
     def release(self) -> None:
-        """Close the descriptor; the map, if any, stays valid."""
+        """Close the descriptor. The map, if there is one, stays valid."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
 
     def close(self) -> None:
-        self._files.pool.leave(self)
-        self.let_go()
+        """Drop the map and close the descriptor."""
+        self._files.pool.remove(self)
+        self.release_descriptor()
         self.release()
 
 
 def fill_holes(segment: Segment) -> None:
-    """Write zeros into each hole between the data of a file on tmpfs, so that no map reads a hole
-    there. Do nothing on other file systems, where reading a hole takes no room.
+    """Write zeros into the holes between the data of a file, if it is on tmpfs.
 
-    A copy made with `cp --sparse=always` has such holes where message bodies hold zeros. The hole
-    behind the last data stays: see `Segment.data_view`. Raises OSError, ENOSPC among them.
+    Then no map reads a hole there. Does nothing on other file systems, where reading a hole takes
+    no room. A copy made with `cp --sparse=always` has such holes where message bodies contain
+    zeros. The hole behind the last data stays: see `Segment.data_view`. Raises OSError, for example
+    ENOSPC.
     """
     file = segment.file()
     if not isinstance(file, SystemFile) or not is_on_tmpfs(segment.path):
         return
     end = file.data_end(0)
     while (start := file.data_start(end)) is not None and start < segment.size:
-        for at in range(end, start, _READ_BYTES):
-            file.pwrite(bytes(min(_READ_BYTES, start - at)), at)
+        for at in range(end, start, _IO_BYTES):
+            file.pwrite(bytes(min(_IO_BYTES, start - at)), at)
         end = file.data_end(start)
 
 
 def used_blocks(data: bytes, start: int) -> Iterator[tuple[int, int]]:
-    """(offset, size) of the disk's blocks that hold something, of bytes at `start` of a file: those
-    have room on the disk, a hole may not."""
+    """Yield (offset, size) of the disk blocks that contain bytes other than zeros.
+
+    `data` are bytes at offset `start` of a file. Such blocks have room on the disk; a hole may not.
+    """
     if data == bytes(len(data)):
         return
     at = 0
@@ -246,16 +269,21 @@ def used_blocks(data: bytes, start: int) -> Iterator[tuple[int, int]]:
 class SegmentFiles:
     """The files of one directory, in order. Offsets are those of the whole sequence.
 
-    `size_key` is the name of the setting that says how large the files are: it stands in the
-    error when they are not. With `cuts_in_order` a removal at the end is durable before the next:
-    after a power loss no file is missing in the middle, whatever the order of its journal. Files
-    that `are_sparse` hold little as a rule, and there are many: see `map_file`.
+    `size_key` is the name of the setting for the size of the files; errors name it. With
+    `cuts_in_order`, each removal at the end is durable before the next, so that a power loss never
+    leaves a gap. Files that `are_sparse` usually contain little data, and there are many of them:
+    see `map_file`.
     """
 
     __slots__ = (
-        "_are_sparse", "_cuts_in_order", "_segments", "directory", "file_bytes", "files",
+        "_are_sparse",
+        "_cuts_in_order",
+        "_segments",
+        "directory",
+        "file_bytes",
+        "files",
         "size_key",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -283,30 +311,34 @@ class SegmentFiles:
 
     @property
     def start(self) -> int:
-        """The first position there is; 0 without files."""
+        """The first offset of the first file; 0 without files."""
         return self._segments[0].base if self._segments else 0
 
     @property
     def end(self) -> int:
-        """The end of the last file (not of what is written in it); 0 without files."""
+        """The end of the last file, not of the bytes written in it; 0 without files."""
         return self._segments[-1].end if self._segments else 0
 
     @property
     def last(self) -> Segment | None:
+        """The last file; None without files."""
         return self._segments[-1] if self._segments else None
 
     def load(
         self, *, is_derived: bool = False, removes: bool = True, keeps_open: bool = False
     ) -> None:
-        """Find the files. An empty last file is the trace of a crash at its creation: removed.
+        """Find the files in the directory.
 
-        `is_derived`: after a crash an empty or missing file in the middle ends the sequence, what
-        follows is removed (it can be built again). `removes=False` leaves such files where they
-        are. The last file `keeps_open` for who reads it next. Raises StoreDamagedError when a file
-        has another size than configured or one is missing in between.
+        An empty last file is left by a crash that interrupted its creation, and is removed. With
+        `is_derived`, an empty or missing file in the middle ends the sequence, and what follows is
+        removed, because it can be rebuilt. With `removes` False such files are left on disk but
+        ignored. With `keeps_open` the last file stays open for the next read.
+
+        Raises StoreDamagedError if a file has another size than configured, or one is missing in
+        between.
         """
         names = [n for n in self.files.names(self.directory) if is_segment_name(n)]
-        found = [self._new(f"{self.directory}/{name}", int(name)) for name in names]
+        found = [self._new_segment(f"{self.directory}/{name}", int(name)) for name in names]
         sizes = []
         for segment in found:
             sizes.append(segment.file().size())
@@ -314,16 +346,16 @@ class SegmentFiles:
                 segment.release()
         keep = len(found)
         if is_derived:
-            places = enumerate(zip(found, sizes, strict=True))
+            numbered = enumerate(zip(found, sizes, strict=True))
             is_end = (
                 size == 0 or segment.base != found[0].base + index * self.file_bytes
-                for index, (segment, size) in places
+                for index, (segment, size) in numbered
             )
             keep = next((index for index, ends in enumerate(is_end) if ends), keep)
         elif sizes and sizes[-1] == 0:
             keep -= 1
             logger.warning(
-                "%s is empty, the trace of a crash at its creation: it is left out", found[-1].path
+                "ignoring %s: it is empty, because a crash interrupted its creation", found[-1].path
             )
         for segment in reversed(found[keep:]):
             segment.release()
@@ -332,56 +364,62 @@ class SegmentFiles:
         self._segments = []
         try:
             for segment, size in zip(found[:keep], sizes, strict=False):
-                self._check(segment, size)
+                self._check_next(segment, size)
                 self._segments.append(segment)
         except StoreDamagedError:
             found[keep - 1].release()
             raise
 
-    def _check(self, segment: Segment, size: int) -> None:
-        """Does it go on from those before?"""
+    def _check_next(self, segment: Segment, size: int) -> None:
+        """Raise StoreDamagedError if a file with this size cannot follow the files before it."""
         path, base = segment.path, segment.base
         if size != self.file_bytes:
             raise StoreDamagedError(
                 f"{path} has {size} bytes, but {self.size_key} is {self.file_bytes}.",
                 fix=f"Set {self.size_key}={size} if all files there have that size,"
-                " or bring back the file from a copy."
+                " or restore the file from a copy."
                 if size
-                else "Bring back the file from a copy.",
+                else "Restore the file from a copy.",
             )
         if base % self.file_bytes:
             raise StoreDamagedError(
-                f"{path} has a name that no file of {self.file_bytes} bytes has: they begin at"
-                " multiples of that.",
-                fix=f"Move the file away if it is not of this store, or set {self.size_key}.",
+                f"The name of {path} is not a multiple of {self.file_bytes}, the size of the"
+                " files.",
+                fix=f"Move the file away if it does not belong to this store, or set"
+                f" {self.size_key}.",
             )
         if self._segments and base != self.end:
             raise StoreDamagedError(
                 f"{self.directory} lacks the file {self.end:0{NAME_DIGITS}d}:"
                 f" {base:0{NAME_DIGITS}d} follows {self._segments[-1].base:0{NAME_DIGITS}d}"
                 f" (files of {self.file_bytes} bytes).",
-                fix="Bring back the missing file from a copy.",
+                fix="Restore the missing file from a copy.",
             )
 
-    def sizes(self) -> list[int]:
-        """Of the files on disk, loaded or not."""
-        return [self._size(n) for n in self.files.names(self.directory) if is_segment_name(n)]
+    def sizes_on_disk(self) -> list[int]:
+        """Return the sizes of the files on disk, loaded or not."""
+        names = self.files.names(self.directory)
+        return [self._size_of(name) for name in names if is_segment_name(name)]
 
-    def _size(self, name: str) -> int:
+    def _size_of(self, name: str) -> int:
+        """Return the size of the file with this name."""
         with closing(self.files.open(f"{self.directory}/{name}")) as file:
             return file.size()
 
     def at(self, offset: int) -> Segment | None:
-        """The file that holds `offset`."""
-        segments = self._segments  # read once: `remove_first` exchanges it
+        """Return the file that contains `offset`; None if there is none."""
+        segments = self._segments  # read once: `detach_first` replaces the list in another thread
         if not segments:
             return None
         index = (offset - segments[0].base) // self.file_bytes
         return segments[index] if 0 <= index < len(segments) else None
 
-    def last_block(self, unit_bytes: int) -> tuple[int, bytes]:
-        """The end of what was ever written in the last file: about 4 KiB of whole units, and where
-        they begin. Nothing where that file holds nothing, or there is none."""
+    def read_last_block(self, unit_bytes: int) -> tuple[int, bytes]:
+        """Read the end of the data in the last file: about 4 KiB, in units of `unit_bytes` bytes.
+
+        Returns (offset, bytes). The bytes are empty if the file has no data, or if there is no
+        file.
+        """
         last = self.last
         if last is None:
             return 0, b""
@@ -390,34 +428,40 @@ class SegmentFiles:
         return last.base + begin, last.read(last.base + begin, end - begin)
 
     def add(self, base: int) -> Segment:
-        """Create the next file; without files yet it may begin at any multiple of the size.
+        """Create the next file. The first file may begin at any multiple of the size.
 
-        The name is not durable before the directory is synced. On failure there is no such file.
+        The caller must sync the directory to make the name durable. If this raises OSError, the
+        file has not been added.
         """
         if self._segments and base != self.end:
             raise OSError(errno.EINVAL, f"the next file begins at {self.end}, not at {base}")
         path = f"{self.directory}/{base:0{NAME_DIGITS}d}"
         with closing(self.files.open(path, create=True)) as file:
             file.truncate(self.file_bytes)
-        segment = self._new(path, base)
+        segment = self._new_segment(path, base)
         self._segments.append(segment)
         return segment
 
-    def _new(self, path: str, base: int) -> Segment:
+    def _new_segment(self, path: str, base: int) -> Segment:
+        """Return a segment for a file of this directory."""
         return Segment(self.files, path, base, self.file_bytes, is_sparse=self._are_sparse)
 
     def make_directory(self, touched: list[str]) -> None:
-        """Make the directory of a queue and name those above it for syncing, up to the root."""
+        """Create the directory of a queue, and add the three directories above it to `touched`.
+
+        The caller must sync the directories in `touched`.
+        """
         above = self.directory
         for _ in range(3):
             above = above.rpartition("/")[0]
             touched.append(above)
         self.files.make_directory(self.directory, durable=False)
 
-    def remove_first(self) -> str:
-        """Let go of the first file and return its path: the caller removes it from the disk.
+    def detach_first(self) -> str:
+        """Forget the first file and return its path. The caller removes it from the disk.
 
-        Readers that hold a slice of it read on. Another thread may be in `at` meanwhile.
+        Readers that hold a slice of it continue to read. Another thread may call `at` at the same
+        time.
         """
         first, *rest = self._segments
         self._segments = rest
@@ -425,17 +469,18 @@ class SegmentFiles:
         return first.path
 
     def drop_last(self) -> None:
-        """The file that was just added cannot be relied on: it never was."""
+        """Remove the file that was just added, because it could not be synced."""
         segment = self._segments.pop()
         segment.close()
         with contextlib.suppress(OSError):
             self.files.remove(segment.path)
 
-    def cut(self, offset: int, *, keeps_file: bool = False) -> bool:
-        """Drop everything from `offset` on: later files go, the rest of its file reads as zeros.
+    def truncate(self, offset: int, *, keeps_file: bool = False) -> bool:
+        """Remove everything from `offset` on.
 
-        True when something was changed (and has to be synced). `keeps_file`: a file that begins at
-        `offset` is to be written again, which costs less than making it anew.
+        Later files are removed, and the rest of the file that contains `offset` reads as zeros.
+        Returns whether something was changed and must be synced. With `keeps_file`, a file that
+        begins at `offset` stays: it will be written again, which costs less than creating it again.
         """
         changed = False
         while self._segments and self._segments[-1].base >= offset + keeps_file:
@@ -446,20 +491,20 @@ class SegmentFiles:
                 self.files.sync_directory(self.directory)
             changed = True
         if self._segments and offset < self.end:
-            changed |= self._segments[-1].zero_from(offset)
+            changed |= self._segments[-1].zero_range(offset)
         return changed
 
     def remove_all(self) -> None:
         """Remove the files and the directory."""
-        self.cut(0)
+        self.truncate(0)
         for name in self.files.names(self.directory):
-            with contextlib.suppress(FileNotFoundError):  # retention may just remove it
+            with contextlib.suppress(FileNotFoundError):  # retention may have removed it
                 self.files.remove(f"{self.directory}/{name}")
         if self.files.exists(self.directory):
             self.files.remove(self.directory)
 
     def release(self) -> None:
-        """Close the descriptors that single looks have opened."""
+        """Close the descriptors that single reads have opened."""
         for segment in self._segments:
             segment.release()
 
@@ -470,4 +515,5 @@ class SegmentFiles:
 
 
 def is_segment_name(name: str) -> bool:
+    """Return whether a file name has the form of a segment's name: 20 digits."""
     return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()

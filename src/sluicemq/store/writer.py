@@ -1,19 +1,21 @@
-"""Appending: many messages a turn, one write.
+"""Appending messages: any number of `append` calls, then one write for all of them.
 
-    append   puts the parts of the record on a list and its unit on the queue's tail; nothing is
-             written, nobody can see it
-    commit   joins the list and hands it to the log (one pwrite a file); the turn is over
+    append   puts the parts of the record on a list, and its unit on the queue's tail; nothing is
+             written, and no reader can see the message
+    commit   joins the list and passes it to the log, which writes it with one pwrite for each file
 
-When the write fails the turn has never been: queue offsets, tails and positions go back, the log
-wipes what may have reached the file, and the next turn works again if there is room by then.
+The messages between two commits are a *commit group*. (Names that are shared with the compiled
+engine say `turn`: `turn_start` is the position at which the group begins.) If the write fails, the
+group never existed: queue offsets, tails and positions are reset, the log zeroes what may have
+reached the file, and the next group succeeds if there is room by then.
 
-All messages of a turn bear the time of its first append: a turn is one pass over what lay in the
-socket buffers. A clock that went back by less than a minute is waited for (store times of a queue
-must not fall, searching by time relies on it), a larger step is followed.
+All messages of a group have the same store time, that of the first append. If the clock goes back
+by less than a minute, the store time stays the same until the clock has caught up, because store
+times of a queue must not decrease: searching by time relies on it. A larger step is followed.
 
-`append` is the hot path: one dict look-up, one pack for the head, one for the unit, one checksum,
-no object that lives on. What is not the common case (IPv6, transactions, the checksum property)
-goes through the codec.
+`append` is the hot path: one dict lookup, one pack for the head of the record and one for the unit,
+one checksum, and no object that outlives the call. Records in any other form (IPv6, transactions,
+the checksum property) are encoded by `record.codec`.
 """
 
 import logging
@@ -49,63 +51,76 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLOCK_STEP_BACK_MAX_MS: Final = 60_000
-_UNCOMMON: Final = PREPARED | INNER_BATCH | BORN_HOST_IPV6 | STORE_HOST_IPV6
-_HOSTS_IPV4: Final = 2 * HOST_BYTES_IPV4
-_CODE_BYTES: Final = 8
+"""If the clock goes back by more than this, store times follow it."""
+_UNCOMMON_FLAGS: Final = PREPARED | INNER_BATCH | BORN_HOST_IPV6 | STORE_HOST_IPV6
+_IPV4_HOSTS_BYTES: Final = 2 * HOST_BYTES_IPV4
+_TAG_CODE_BYTES: Final = 8
 _pack_head: Final = RECORD_HEAD.struct.pack
-_COMMON: Final = RECORD_HEAD.part("sys_flag", "prepared_offset")
-_pack_common: Final = _COMMON.struct.pack
-_pack_own: Final = Layout(
-    *RECORD_HEAD.part("size", "physical_offset").fields, ("common", f"V{_COMMON.size}"),
+_SHARED_FIELDS: Final = RECORD_HEAD.part("sys_flag", "prepared_offset")
+_pack_shared: Final = _SHARED_FIELDS.struct.pack
+_pack_batch_head: Final = Layout(
+    *RECORD_HEAD.part("size", "physical_offset").fields,
+    ("shared", f"V{_SHARED_FIELDS.size}"),
     ("body_length", "i4"),
-).struct.pack  # fmt: skip
-"""The head of a record again, what all messages of a batch have in common in one piece."""
+).struct.pack
+"""Packs the head of a record of a batch. Fields that all records share are one packed piece."""
 _pack_length: Final = struct.Struct(">h").pack
 _pack_unit: Final = UNIT.pack
 _crc32: Final = zlib.crc32
 
-Part = tuple[int, bytes | memoryview, bytes, int]
-"""One message of a batch: flag, body, properties, tag code."""
+BatchPart = tuple[int, bytes | memoryview, bytes, int]
+"""One message of a batch: (flag, body, encoded properties, tag code)."""
 
 
 class Writer(TurnState):
-    """The turn being written, and where the next record goes."""
+    """Appends records to the end of the log, and collects them until they are committed."""
 
     def __init__(
-        self, log: CommitLog, queues: ConsumeQueues, config: StoreConfig, clock: Clock,
-        time_ms: int, known_keys: KnownKeys,
-    ) -> None:  # fmt: skip
-        """`known_keys` gets the keys of batches for the index."""
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        config: StoreConfig,
+        clock: Clock,
+        time_ms: int,
+        known_keys: KnownKeys,
+    ) -> None:
+        """`time_ms` is the store time of the last record in the log (0 if there is none).
+
+        `known_keys` receives the message keys of batches, so that the key index need not read them
+        again.
+        """
         self._log = log
         self._queues = queues
         self.by_key = queues.by_key
         self._clock = clock
         self._known_keys = known_keys
         self._adds_checksum = config.checksum_property
-        self.takes_columns = not config.checksum_property
+        self.can_append_columns = not config.checksum_property
         """Whether `append_columns` can be used."""
-        # The length of both hosts of a common record; with checksums no record is common.
-        self._common_hosts = -1 if config.checksum_property else _HOSTS_IPV4
+        # With the checksum property no record takes the fast path: no length of hosts equals -1.
+        self._common_hosts_bytes = -1 if config.checksum_property else _IPV4_HOSTS_BYTES
         self.body_bytes_max = config.message_bytes_max
         self._file_bytes = config.commit_log_file_bytes
         self.parts = []
-        self._pieces: list[tuple[int, bytes]] = []  # of files that the turn has filled
+        # (position, bytes) of the files that the records of this group have filled.
+        self._pieces: list[tuple[int, bytes]] = []
         self.is_following = False
-        """Whether a master writes the log, and nobody else may."""
-        self.move()
+        """Whether a master writes the log. The writer then refuses messages."""
+        self.continue_at_log_end()
         self.now_ms = 0
         self.last_time_ms = time_ms
         self.touched: list[Queue] = []
 
-    def move(self) -> None:
-        """Go on where the log ends."""
+    def continue_at_log_end(self) -> None:
+        """Append the next record at the log's end. Call this when that end has changed."""
         log = self._log
         self.position = self.turn_start = log.written_offset
-        # A record ends before this: 8 bytes before the end of the file it begins in.
+        # Each record ends at least 8 bytes before the end of its file.
         file_end = self.position + -self.position % self._file_bytes
+        # At the very end of a file there is no room, unless the next file exists already.
         if file_end == self.position and log.segments.at(self.position) is not None:
-            file_end += self._file_bytes  # else: at a file's very end there is no room
-        self.room_end = self._turn_room_end = file_end - BLANK_BYTES
+            file_end += self._file_bytes
+        self.room_end = self._committed_room_end = file_end - BLANK_BYTES
 
     def append(
         self,
@@ -122,25 +137,35 @@ class Writer(TurnState):
         reconsume_times: int = 0,
         prepared_offset: int = 0,
     ) -> tuple[int, int]:
-        """Add a message to the turn; returns (physical offset, queue offset).
+        """Append a message to the current commit group; return (position in the log, queue offset).
 
-        `body` must not change before `commit`. `properties` and the hosts are encoded already;
-        the host bits of `sys_flag` are set here. Raises MessageIllegalError when the message
-        breaks a limit, StoreError when the store takes no writes; then nothing has changed.
+        `body` must not change before `commit`. `properties` and the hosts must be encoded already;
+        the bits of `sys_flag` for IPv6 hosts are set from the lengths of the hosts. Raises
+        MessageIllegalError if the message exceeds a limit, and StoreError if the store accepts no
+        writes. Then nothing has changed.
         """
         queue = self.by_key.get((topic, queue_id))
         if queue is None:
-            queue = self._queues.get((topic, queue_id))
+            queue = self._queues.get_or_create((topic, queue_id))
         position = self.position
         if position == self.turn_start:
-            self.begin()
-        if sys_flag & _UNCOMMON or len(born_host) + len(store_host) != self._common_hosts:
+            self.begin_group()
+        if (
+            sys_flag & _UNCOMMON_FLAGS
+            or len(born_host) + len(store_host) != self._common_hosts_bytes
+        ):
             properties = with_place(properties) if self._adds_checksum else properties
             parts = [(flag, body, properties, tag_code)]
             positions, offset = self._append_encoded(
-                queue, parts, sys_flag, born_time_ms, born_host, store_host, reconsume_times,
-                prepared_offset,
-            )  # fmt: skip
+                queue,
+                parts,
+                sys_flag,
+                born_time_ms,
+                born_host,
+                store_host,
+                reconsume_times=reconsume_times,
+                prepared_offset=prepared_offset,
+            )
             return positions[0], offset
         body_bytes = len(body)
         properties_bytes = len(properties)
@@ -150,9 +175,9 @@ class Writer(TurnState):
             or properties_bytes > PROPERTIES_BYTES_MAX
             or b"\0" in properties
         ):
-            self.check(body_bytes, properties)
+            self.check_sizes(body_bytes, properties)
         if position + size > self.room_end:
-            position = self._next_file(size)
+            position = self._start_next_file(size)
         offset = queue.next_offset
         try:
             head = _pack_head(
@@ -162,7 +187,7 @@ class Writer(TurnState):
             )  # fmt: skip
             unit = _pack_unit(position, size, tag_code)
         except struct.error:
-            raise _illegal_number(
+            raise _number_error(
                 flag, sys_flag, born_time_ms, queue_id, reconsume_times, prepared_offset, tag_code
             ) from None
         self.parts += (head, body, queue.topic_part, _pack_length(properties_bytes), properties)
@@ -173,55 +198,68 @@ class Writer(TurnState):
         self.position = position + size
         return position, offset
 
-    def delay_last(self, topic: str, queue_id: int, delay_ms: int) -> int:
-        """The message just appended to a queue is due so long after its store time: its unit says
-        when, in place of a tag code (spec/delivery.md §1). Returns that time."""
+    def delay_last_message(self, topic: str, queue_id: int, delay_ms: int) -> int:
+        """Make the message that was just appended to a queue due `delay_ms` after its store time.
+
+        Its unit then contains the due time in place of a tag code (spec/delivery.md §1). Returns
+        the due time in ms.
+        """
         due_ms = self.now_ms + delay_ms
         tail = self.by_key[topic, queue_id].tail
-        tail[-_CODE_BYTES:] = due_ms.to_bytes(_CODE_BYTES, "big")
+        tail[-_TAG_CODE_BYTES:] = due_ms.to_bytes(_TAG_CODE_BYTES, "big")
         return due_ms
 
-    def begin(self) -> None:
-        """The first append of a turn: may we write, and what time is it?"""
+    def begin_group(self) -> None:
+        """Begin a commit group: check that the log accepts writes, and set its store time.
+
+        Raises StoreFullError or StoreError if the log accepts no messages.
+        """
         log = self._log
         if log.failure is not None or log.refusal is not None:
-            log.check_room()
+            log.check_appendable()
         if self.is_following:
             raise StoreError(
                 f"The log in {log.segments.directory} is written by a master: this broker is a"
                 " slave.",
-                fix="Send to the master.",
+                fix="Send the message to the master.",
             )
         now, last = self._clock.now_ms(), self.last_time_ms
         if now < last:
             if last - now <= CLOCK_STEP_BACK_MAX_MS:
                 now = last
             else:
-                warn_clock(now, last)
+                warn_clock_went_back(now, last)
         self.now_ms = now
 
     def append_batch(
         self,
         topic: str,
         queue_id: int,
-        parts: Sequence[Part],
+        parts: Sequence[BatchPart],
         sys_flag: int,
         born_time_ms: int,
         born_host: bytes,
         store_host: bytes,
     ) -> tuple[list[int], int]:
-        """Add the messages of a batch, all or none, all in one file (spec/store.md §2.5).
+        """Append all messages of a batch to the commit group, in one file (spec/store.md §2.5).
 
-        Returns the physical offsets and the first queue offset. Raises as `append`.
+        Returns their positions in the log, and the queue offset of the first one. Raises the errors
+        of `append`; then none of the messages is appended.
         """
-        queue = self._queues.get((topic, queue_id))
+        queue = self._queues.get_or_create((topic, queue_id))
         if self._adds_checksum:
-            parts = [(flag, body, with_place(own), tag) for flag, body, own, tag in parts]
+            parts = [
+                (flag, body, with_place(properties), tag_code)
+                for flag, body, properties, tag_code in parts
+            ]
         body_bytes = sum([len(part[1]) for part in parts])
-        self.check(body_bytes, b"")
+        self.check_sizes(body_bytes, b"")
         if self.position == self.turn_start:
-            self.begin()
-        if sys_flag & _UNCOMMON or len(born_host) + len(store_host) != self._common_hosts:
+            self.begin_group()
+        if (
+            sys_flag & _UNCOMMON_FLAGS
+            or len(born_host) + len(store_host) != self._common_hosts_bytes
+        ):
             return self._append_encoded(queue, parts, sys_flag, born_time_ms, born_host, store_host)
         fixed_bytes, topic_part, magic = queue.fixed_bytes, queue.topic_part, queue.magic
         property_bytes = sum([len(part[2]) for part in parts])
@@ -232,17 +270,24 @@ class Writer(TurnState):
         positions: list[int] = []
         add = records.extend
         try:
-            common = _pack_common(sys_flag, born_time_ms, born_host, now_ms, store_host, 0, 0)
+            shared = _pack_shared(sys_flag, born_time_ms, born_host, now_ms, store_host, 0, 0)
             for flag, body, properties, tag_code in parts:
                 body_bytes = len(body)
                 properties_bytes = len(properties)
                 if properties_bytes > PROPERTIES_BYTES_MAX or b"\0" in properties:
-                    self.check(body_bytes, properties)
+                    self.check_sizes(body_bytes, properties)
                 size = fixed_bytes + body_bytes + properties_bytes
-                head = _pack_own(
-                    size, magic, _crc32(body) & CRC_MASK, queue_id, flag, offset, position, common,
+                head = _pack_batch_head(
+                    size,
+                    magic,
+                    _crc32(body) & CRC_MASK,
+                    queue_id,
+                    flag,
+                    offset,
+                    position,
+                    shared,
                     body_bytes,
-                )  # fmt: skip
+                )
                 add((head, body, topic_part, _pack_length(properties_bytes), properties))
                 units.append(_pack_unit(position, size, tag_code))
                 positions.append(position)
@@ -250,8 +295,8 @@ class Writer(TurnState):
                 offset += 1
         except struct.error:
             worst = max((part[0] for part in parts), key=abs)
-            raise _illegal_number(worst, sys_flag, born_time_ms, queue_id) from None
-        return positions, self._extend(queue, records, b"".join(units), len(units), position)
+            raise _number_error(worst, sys_flag, born_time_ms, queue_id) from None
+        return positions, self._add_records(queue, records, b"".join(units), len(units), position)
 
     def _append_encoded(
         self,
@@ -264,15 +309,19 @@ class Writer(TurnState):
         reconsume_times: int = 0,
         prepared_offset: int = 0,
     ) -> tuple[list[int], int]:
-        """What is not the common case, by the codec: IPv6, checksums; prepared and rolled-back
-        messages, which stand in no queue (offset 0)."""
+        """Append messages with IPv6 hosts, checksums or transaction flags, using the record codec.
+
+        Returns what `append_batch` returns. Prepared and rolled-back messages are not in any queue,
+        and their queue offset is 0.
+        """
         if sys_flag & INNER_BATCH:
             raise MessageIllegalError(
-                "The message is several in one record (sysFlag 0x80): they need a BatchCQ topic.",
-                fix="Send a batch of ordinary messages; SluiceMQ writes no batch queues.",
+                "The record contains several messages (sysFlag 0x80), which requires a topic with"
+                " batch queues (BatchCQ). SluiceMQ does not support them.",
+                fix="Send a batch of ordinary messages.",
             )
         is_queued = not sys_flag & PREPARED
-        fixed_bytes = queue.fixed_bytes + len(born_host) + len(store_host) - _HOSTS_IPV4
+        fixed_bytes = queue.fixed_bytes + len(born_host) + len(store_host) - _IPV4_HOSTS_BYTES
         self._make_room(sum([fixed_bytes + len(part[1]) + len(part[2]) for part in parts]))
         first = queue.next_offset if is_queued else 0
         position, offset = self.position, first
@@ -281,15 +330,24 @@ class Writer(TurnState):
         positions: list[int] = []
         try:
             for flag, body, properties, tag_code in parts:
-                self.check(len(body), properties)
+                self.check_sizes(len(body), properties)
                 record = encode_record(
-                    topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset,
-                    physical_offset=position, body=body, properties=properties, flag=flag,
-                    sys_flag=sys_flag, born_time_ms=born_time_ms, born_host=born_host,
-                    store_time_ms=self.now_ms, store_host=store_host,
-                    reconsume_times=reconsume_times, prepared_offset=prepared_offset,
+                    topic=queue.topic,
+                    queue_id=queue.queue_id,
+                    queue_offset=offset,
+                    physical_offset=position,
+                    body=body,
+                    properties=properties,
+                    flag=flag,
+                    sys_flag=sys_flag,
+                    born_time_ms=born_time_ms,
+                    born_host=born_host,
+                    store_time_ms=self.now_ms,
+                    store_host=store_host,
+                    reconsume_times=reconsume_times,
+                    prepared_offset=prepared_offset,
                     version2=queue.magic == MAGIC_V2,
-                )  # fmt: skip
+                )
                 records.append(seal(record) if self._adds_checksum else record)
                 units.append(_pack_unit(position, len(record), tag_code))
                 positions.append(position)
@@ -297,40 +355,53 @@ class Writer(TurnState):
                 offset += is_queued
         except (struct.error, ProtocolError):
             worst = max((part[0] for part in parts), key=abs)
-            raise _illegal_number(
+            raise _number_error(
                 worst, sys_flag, born_time_ms, queue.queue_id, reconsume_times, prepared_offset
             ) from None
         count = len(units) if is_queued else 0
-        self._extend(queue, records, b"".join(units[:count]), count, position)
+        self._add_records(queue, records, b"".join(units[:count]), count, position)
         return positions, first
 
     def append_columns(
         self, topic: str, queue_id: int, columns: "Columns"
     ) -> tuple["Positions", int]:
-        """`append_batch` for common messages (both hosts IPv4) whose parts are right and that are
-        columns already (`record.batch_columns`). Raises as `append`."""
-        from sluicemq.record.batch_columns import lay_out  # noqa: PLC0415 - NumPy when needed
+        """Append a batch whose messages are columns already (`record.batch_columns`).
 
-        queue = self._queues.get((topic, queue_id))
+        All messages must have IPv4 hosts and valid properties. Returns the positions in the log and
+        the queue offset of the first message. Raises the errors of `append`.
+        """
+        from sluicemq.record.batch_columns import lay_out  # noqa: PLC0415 - imports NumPy
+
+        queue = self._queues.get_or_create((topic, queue_id))
         heads = columns.heads
         body_bytes = int(heads["body_length"].sum())
-        self.check(body_bytes, b"")
+        self.check_sizes(body_bytes, b"")
         if self.position == self.turn_start:
-            self.begin()
+            self.begin_group()
         property_bytes = int(columns.property_sizes.sum())
         self._make_room(len(heads) * queue.fixed_bytes + body_bytes + property_bytes)
         laid = lay_out(
-            columns, fixed_bytes=queue.fixed_bytes, topic_part=queue.topic_part,
-            magic=queue.magic, queue_id=queue.queue_id, queue_offset=queue.next_offset,
-            position=self.position, stored_ms=self.now_ms,
-        )  # fmt: skip
+            columns,
+            fixed_bytes=queue.fixed_bytes,
+            topic_part=queue.topic_part,
+            magic=queue.magic,
+            queue_id=queue.queue_id,
+            queue_offset=queue.next_offset,
+            position=self.position,
+            stored_ms=self.now_ms,
+        )
         self._known_keys.note(topic, columns, laid, self.now_ms)
-        return laid.positions, self._extend(queue, laid.pieces, laid.units, len(heads), laid.end)
+        return laid.positions, self._add_records(
+            queue, laid.pieces, laid.units, len(heads), laid.end
+        )
 
-    def _extend(
+    def _add_records(
         self, queue: Queue, records: Sequence[Any], units: bytes, count: int, end: int
     ) -> int:
-        """Add what was made to the turn, which ends at `end` then; returns the first offset."""
+        """Add records that end at position `end`, and their `count` units, to the commit group.
+
+        Returns the queue offset of the first one.
+        """
         first = queue.next_offset
         self.parts += records
         if count:
@@ -342,11 +413,15 @@ class Writer(TurnState):
         return first
 
     def _make_room(self, size: int) -> None:
+        """Continue in the next file if `size` bytes do not fit into the current one."""
         if self.position + size > self.room_end:
-            self._next_file(size)
+            self._start_next_file(size)
 
-    def _next_file(self, size: int) -> int:
-        """Close the file with a blank record and go on in the next; returns the new position."""
+    def _start_next_file(self, size: int) -> int:
+        """Close the current file with a blank record, and return the position of the next file.
+
+        Raises MessageIllegalError if `size` bytes do not fit into any file.
+        """
         limit = self._file_bytes - BLANK_BYTES
         if size > limit:
             raise MessageIllegalError(
@@ -365,9 +440,10 @@ class Writer(TurnState):
         return file_end
 
     def commit(self) -> int:
-        """Write the turn; returns the end of the log. `touched` names its queues afterwards.
+        """Write the commit group to the log, and return the new end of the log.
 
-        Raises StoreFullError or StoreError; then the turn is undone.
+        `touched` contains the queues with new messages afterwards; the caller clears it. Raises
+        StoreFullError or StoreError; then all messages of the group are discarded.
         """
         end = self.position
         if end == self.turn_start:
@@ -384,32 +460,34 @@ class Writer(TurnState):
             self.touched.clear()
             self._known_keys.take_back(self.turn_start)
             self.position = self.turn_start
-            self.room_end = self._turn_room_end
+            self.room_end = self._committed_room_end
             raise
         finally:
             self._pieces.clear()
         self.turn_start = end
-        self._turn_room_end = self.room_end
+        self._committed_room_end = self.room_end
         self.last_time_ms = self.now_ms
         for queue in self.touched:
             queue.committed_offset = queue.next_offset
             if len(queue.tail) >= TAIL_BYTES_MAX:
                 try:
-                    self._queues.note(queue)
-                except OSError as error:  # the units stay in memory, `tick` tries again
+                    self._queues.mark_dirty(queue)
+                except OSError as error:  # the units stay in memory, and `tick` tries again
                     logger.warning(
                         "writing queue %s/%d failed: %s", queue.topic, queue.queue_id, error
                     )
         return end
 
-    def check(self, body_bytes: int, properties: bytes) -> None:
-        """Raise MessageIllegalError if no record can hold a body of `body_bytes` bytes or these
-        encoded properties."""
+    def check_sizes(self, body_bytes: int, properties: bytes) -> None:
+        """Raise MessageIllegalError if no record can contain such a body or such properties.
+
+        `body_bytes` is the size of the body, `properties` are encoded.
+        """
         if len(properties) > PROPERTIES_BYTES_MAX:
             raise MessageIllegalError(
                 f"The properties have {len(properties)} bytes, the limit is"
                 f" {PROPERTIES_BYTES_MAX}.",
-                fix="Put large values into the body.",
+                fix="Move large values to the body.",
             )
         if body_bytes > self.body_bytes_max:
             raise MessageIllegalError(
@@ -418,33 +496,41 @@ class Writer(TurnState):
             )
         if properties[-1:] == b"\0" or ZEROS_NEVER_STORED in properties:
             raise MessageIllegalError(
-                "The properties end with a zero byte, or hold sixteen of them in a row: after a"
-                " crash they could not be told from a torn write.",
-                fix="Put binary values into the body, or encode them as text.",
+                "The properties end with a zero byte, or contain sixteen zero bytes in a row. After"
+                " a crash such properties cannot be distinguished from a torn write.",
+                fix="Move binary values to the body, or encode them as text.",
             )
 
 
 _NUMBERS: Final = Layout(
-    ("flag", "i4"), ("sys_flag", "i4"), ("born_time", "i8"), ("queue_id", "i4"),
-    ("reconsume_times", "i4"), ("prepared_offset", "i8"), ("tag_code", "i8"),
-)  # fmt: skip
-"""The numbers of a record that come from outside."""
+    ("flag", "i4"),
+    ("sys_flag", "i4"),
+    ("born_time", "i8"),
+    ("queue_id", "i4"),
+    ("reconsume_times", "i4"),
+    ("prepared_offset", "i8"),
+    ("tag_code", "i8"),
+)
+"""The numbers of a record that clients choose."""
 
 
-def _illegal_number(*numbers: int) -> MessageIllegalError:
-    """`numbers` are the first of `_NUMBERS`."""
+def _number_error(*numbers: int) -> MessageIllegalError:
+    """Return the error for numbers that do not fit their fields.
+
+    `numbers` are the values of the first fields of `_NUMBERS`, in this order.
+    """
     padded = (*numbers, *[0] * (len(_NUMBERS.fields) - len(numbers)))
     return MessageIllegalError(
         f"The message was not stored. {_NUMBERS.misfit(*padded)}",
-        fix="Send a number in that range.",
+        fix="Send a number within that range.",
     )
 
 
-def warn_clock(now_ms: int, last_ms: int) -> None:
-    """The clock says an earlier time than the newest message in the store."""
+def warn_clock_went_back(now_ms: int, last_ms: int) -> None:
+    """Log that the clock shows an earlier time than the store time of the newest message."""
     logger.warning(
-        "the clock went back: it says %d ms, the newest message was stored at %d ms;"
-        " searching by time is wrong until the clock has passed that (check NTP)",
+        "the clock went back to %d ms, but the newest message was stored at %d ms; searching by"
+        " time gives wrong results until the clock passes that time (check NTP)",
         now_ms,
         last_ms,
     )

@@ -5,7 +5,7 @@
         await mq.clock.advance(seconds=10)
 
 Nothing here imitates anything: `NameServer`, `Broker`, `Store` and `Sluice` are the production
-classes. What differs is below them: frames travel by `net.memory` (or over TCP on loopback ports,
+classes. What differs is below them: frames travel by `net.network` (or over TCP on loopback ports,
 `tcp=True`), files lie in memory (or in a directory, `store=PATH`), what would block runs in place,
 heartbeats come from the test's own loop, and time may be a `VirtualClock`.
 
@@ -26,9 +26,9 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import NameServerConfig, load_broker_config
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files
-from sluicemq.hints import helpful, hinting
+from sluicemq.hints import with_call_hints, with_hints
 from sluicemq.nameserver.server import NameServer
-from sluicemq.net.network import SOCKETS, MemoryNetwork, Network
+from sluicemq.net.network import SOCKET_NETWORK, MemoryNetwork, Network
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.testing.virtual import VirtualClock
 
@@ -109,7 +109,7 @@ class InlineExecutor(Executor):
         return future
 
 
-@helpful
+@with_hints
 class EmbeddedSluice(Sluice):
     """A client of an embedded cluster; `servers` is the cluster, `clock` its time."""
 
@@ -137,7 +137,7 @@ class EmbeddedSluice(Sluice):
         return clock
 
 
-@helpful
+@with_hints
 class Servers:
     """A name server and brokers by name, to be stopped and started in a test."""
 
@@ -250,7 +250,7 @@ class Servers:
             files=self._files_of(name),
             network=self.network,
             executor=InlineExecutor() if self._directory is None else None,
-            stretch=calm.stretch if calm else float,
+            stretch_pause=calm.stretch if calm else float,
         )
         await broker.start()
         if calm is not None:
@@ -301,7 +301,7 @@ class Servers:
         return self.files[name]
 
 
-@hinting
+@with_call_hints
 @contextlib.asynccontextmanager
 async def embedded(
     *,
@@ -331,7 +331,7 @@ async def embedded(
             "clients of gRPC reach a proxy by TCP alone.",
             fix="Use embedded(tcp=True, proxy=True).",
         )
-    network: Network = SOCKETS if tcp else MemoryNetwork()
+    network: Network = SOCKET_NETWORK if tcp else MemoryNetwork()
     servers = Servers(
         clock=clock or SYSTEM_CLOCK,
         network=network,

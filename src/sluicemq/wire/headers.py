@@ -15,6 +15,12 @@ from sluicemq.wire.declare import boolean, header_of, int32, int64, text
 T = TypeVar("T")
 REQUEST_HEADERS: Final[dict[int, type]] = {}
 RESPONSE_HEADERS: Final[dict[int, type]] = {}
+CLIENT_ID_FIELD: Final = "sluiceClientId"
+"""extField in which a SluiceMQ client gives its client id with pulls and offsets.
+
+The client sends its heartbeats over another connection, so the broker cannot tell by the connection
+which member asks. RocketMQ's brokers ignore the field.
+"""
 
 
 @dataclass_transform(

@@ -20,7 +20,6 @@ from sluicemq.errors import ProtocolError
 from sluicemq.wire import fastjson
 from sluicemq.wire.declare import Data, form, json, load_object, take_list
 
-STAGING_TOPIC: Final = "rmq_sys_sluice_staging"
 STAGING_QUEUES: Final = 8
 STAGE_PROPERTY: Final = "SLUICE_STAGE"
 STAGED_ID: Final = "SLUICE_ID"

@@ -216,7 +216,7 @@ def test_the_cluster_is_shown(sluice, cluster):
         (["topic", "create", "t", "--attribute", "foo"], 2, "KEY=VALUE"),
         (["topic", "create", "t", "--attribute", "foo=1"], 1, "unsupported key: foo"),
         (["topic", "create", "t", "--attribute", "message.type=LITE"], 1, "not in set"),
-        (["topic", "list", "-n", "127.0.0.1:1"], 1, "no name server answers"),
+        (["topic", "list", "-n", "127.0.0.1:1"], 1, "no name server responds"),
         (["topic", "list", "-n", "host:port"], 1, "Write host:port"),
     ],
 )

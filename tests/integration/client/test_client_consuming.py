@@ -277,9 +277,11 @@ async def test_a_changed_subscription_holds_in_all_queues_and_drops_what_waits()
         async with mq.subscribe("t", group="g", tags="A || B") as stream:
             first = await stream.receive()
             await until(lambda: member(mq, "g").readers.queues)
-            before = mq.servers.broker.core.consumers.watch("g", "t").subscription.version
+            before = mq.servers.broker.core.consumers.find_subscription(
+                "g", "t"
+            ).subscription.version
             await stream.change(tags="B")
-            watch = mq.servers.broker.core.consumers.watch("g", "t")
+            watch = mq.servers.broker.core.consumers.find_subscription("g", "t")
             assert watch.subscription.version > before
             assert watch.subscription.expression == "B"
             got = [await stream.receive() for _ in range(40)]
@@ -330,7 +332,7 @@ async def test_a_queue_that_is_taken_while_the_subscription_changes_is_read_with
         here = member(mq, "g")
         await until(lambda: len(own(mq, "g", "t")) == 1)
         await mq.admin.create_topic("t", queues=2)
-        mq.cluster.routes.drop("t")
+        mq.cluster.routes.remove("t")
         is_taking, goes_on = asyncio.Event(), asyncio.Event()
         where = here.readers.start_offset
 
@@ -342,7 +344,7 @@ async def test_a_queue_that_is_taken_while_the_subscription_changes_is_read_with
         monkeypatch.setattr(here.readers, "start_offset", slow)
         here.notice()
         await is_taking.wait()
-        beat = here._beat
+        beat = here._send_heartbeat
 
         async def then_goes_on(*rest: Any, **more: Any) -> None:
             await beat(*rest, **more)
@@ -351,7 +353,7 @@ async def test_a_queue_that_is_taken_while_the_subscription_changes_is_read_with
                 await until(lambda: len(own(mq, "g", "t")) == 2)
                 raise ConnectionLostError("no broker heard of it.")
 
-        monkeypatch.setattr(here, "_beat", then_goes_on)
+        monkeypatch.setattr(here, "_send_heartbeat", then_goes_on)
         with contextlib.suppress(ConnectionLostError):
             await consumer.change("t", tags="A || B")
         wanted = "A" if is_refused else "A || B"
@@ -460,7 +462,7 @@ async def test_commits_are_exact_and_a_seek_outside_is_refused():
                 await consumer.seek(queue, 11)
             await consumer.seek(queue, 4)
             assert await drain(consumer, 6) == [b"A%d" % n for n in range(4, 10)]
-            with pytest.raises(ConfigurationError, match="timeout_s is -1"):
+            with pytest.raises(ConfigurationError, match="timeout_s cannot be -1"):
                 await consumer.poll(-1)
 
 
@@ -573,7 +575,7 @@ async def test_two_clients_of_one_process_may_want_different_things_of_a_broker_
         await fill(mq, "t", 4, tag="C")
         await until(lambda: got["its"].count("C") >= 4)
         assert got["its"].count("B") == 4
-        with pytest.raises(SubscriptionConflictError, match="A client has one expression"):
+        with pytest.raises(SubscriptionConflictError, match="A client must have one expression"):
             await mq.subscribe("t", group="g", tags="C").start()
 
 

@@ -43,7 +43,7 @@ async def forget(mq: EmbeddedSluice, topic: str) -> None:
     """The name server forgets a topic that its broker has."""
     command = requests.delete_topic_on_name_server(topic=topic, cluster="DefaultCluster")
     await mq.cluster.ask(NAME_SERVERS, command)
-    mq.cluster.routes.drop(topic)
+    mq.cluster.routes.remove(topic)
 
 
 async def test_no_such_group(mq: EmbeddedSluice) -> None:
@@ -167,7 +167,7 @@ async def test_the_topic_has_no_route(mq: EmbeddedSluice) -> None:
         await messages.receive()
         second = await sent(mq)
         await mq.admin.create_topic("T", queues=1, perm=2)
-        mq.cluster.routes.drop("T")
+        mq.cluster.routes.remove("T")
         found = await explained(mq, second)
         assert found.fate is Fate.WAITING
         assert Code.NO_ROUTE in codes(found)

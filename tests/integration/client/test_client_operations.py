@@ -314,5 +314,5 @@ async def test_an_ordinary_message_cannot_be_answered(plain: EmbeddedSluice) -> 
     async with plain.subscribe("T", group="G") as messages:
         message = await messages.receive()
         assert not message.wants_reply
-        with pytest.raises(ConfigurationError, match="asks for no reply"):
+        with pytest.raises(ConfigurationError, match="does not ask for a reply"):
             await message.reply(b"?")

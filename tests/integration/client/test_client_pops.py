@@ -11,7 +11,13 @@ from sluicemq.cli import main
 from sluicemq.client.admin.diagnose.findings import Code, Fate
 from sluicemq.client.admin.topics import masters
 from sluicemq.client.core.conversations import Call, Conversation
-from sluicemq.client.core.requests import expect_success, fields_of, heartbeat, request, unregister
+from sluicemq.client.core.requests import (
+    expect_success,
+    header_fields,
+    heartbeat,
+    make_request,
+    unregister,
+)
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import GroupConfig
@@ -65,8 +71,8 @@ class Popper:
         header = PopMessageRequest(
             group="G", topic="T", queue_id=-1, count_max=count, invisible_ms=60_000, poll_ms=1000
         )
-        answer = await self._ask(request(RequestCode.POP_MESSAGE, header))
-        fields, found = fields_of(answer), decode_records(answer.body)
+        answer = await self._ask(make_request(RequestCode.POP_MESSAGE, header))
+        fields, found = header_fields(answer), decode_records(answer.body)
         numbers = (int(fields[name]) for name in ("popTime", "invisibleTime", "reviveQid"))
         handle = Handle(found[0].queue_offset, *numbers, 0, "broker-a", 0)
         return [(one, handle._replace(offset=one.queue_offset)) for one in found]
@@ -75,7 +81,7 @@ class Popper:
         header = AckMessageRequest(
             group="G", topic="T", queue_id=0, handle=handle.text(), offset=handle.offset
         )
-        await self._ask(request(RequestCode.ACK_MESSAGE, header))
+        await self._ask(make_request(RequestCode.ACK_MESSAGE, header))
 
 
 async def test_what_is_in_flight_is_told(mq: EmbeddedSluice) -> None:

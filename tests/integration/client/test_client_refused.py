@@ -175,7 +175,7 @@ def test_a_broker_that_checks_heartbeats_alone_is_heard_too(
     form: Callable[..., None], guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RocketMQ's brokers check no rights for CHECK_CLIENT_CONFIG (46)."""
-    monkeypatch.setitem(verdict.NEEDS, RequestCode.CHECK_CLIENT_CONFIG, verdict.OPEN)
+    monkeypatch.setitem(verdict.REQUIREMENTS, RequestCode.CHECK_CLIENT_CONFIG, verdict.ANY_ACCOUNT)
     for group, topic, what in (("bad", "T", "group:bad"), ("good", "Secret", "topic:Secret")):
         with pytest.raises(PermissionDeniedError, match=f"No .*permission for {what}"):
             form(guarded.address, group, topic, ACCOUNT)
@@ -234,16 +234,18 @@ async def test_a_right_that_is_taken_away_stops_its_group_alone_until_it_is_back
 
         await guarded.change("good=SUB", "good=DENY")
         for _ in range(2):
-            await asyncio.wrap_future(mq._keeper.beat())
+            await asyncio.wrap_future(mq._keeper.send_heartbeats())
         told = [one.getMessage() for one in caplog.records if "refuses the members" in one.message]
         assert len(told) == 1, told
         assert "No permission for group:good" in told[0]
         address = guarded.broker.address
-        assert mq._keeper.refusal("good", [address]) is not None
-        assert mq._keeper.refusal("other", [address]) is None, "its own heartbeat was accepted"
+        assert mq._keeper.find_access_error("good", [address]) is not None
+        assert mq._keeper.find_access_error("other", [address]) is None, (
+            "its own heartbeat was accepted"
+        )
         await producer.send("T", b"2")
         await until(lambda: got["other"] == [b"1", b"2"])
 
         await guarded.change("good=DENY", "good=SUB")
-        await asyncio.wrap_future(mq._keeper.beat())
+        await asyncio.wrap_future(mq._keeper.send_heartbeats())
         await until(lambda: got["good"] == [b"1", b"2"])

@@ -35,11 +35,11 @@ def clean(servers: Any, broker: Any) -> None:
     async def run() -> None:
         store = broker.store
         while store.retention.removable_end() < store.written_offset:
-            store._checkpoint_s = 0.0
+            store._checkpoints._last_s = 0.0
             store.tick()
             await broker._in_executor(store.sync)
         broker.core.cleaning._clean_s = broker.core.cleaning._survey_s = 0.0
-        await broker._take(broker.core.cleaning.run())
+        await broker._run_steps(broker.core.cleaning.run())
 
     servers.run(run())
 

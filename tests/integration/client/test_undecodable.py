@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from sluicemq import Sluice, TransactionListener, TransactionState, UndecodableBodyError
 from sluicemq.cli import main
-from sluicemq.client.core.messages import Outgoing
-from sluicemq.client.core.replies import pushed_reply
-from sluicemq.client.core.transactions import question_of
+from sluicemq.client.core.messages import OutgoingMessage
+from sluicemq.client.core.replies import parse_pushed_reply
+from sluicemq.client.core.transactions import parse_check_request
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.threaded import Consumer, LitePullConsumer, PushConsumer
 from sluicemq.operate.doctor import Diagnosis, diagnose
@@ -132,7 +132,7 @@ async def test_a_dead_letter_that_no_broker_takes_is_sent_again(
         await real(self, record, level)
 
     monkeypatch.setattr(readers.SendBack, "send_back", flaky)
-    monkeypatch.setattr(readers, "retry_delay_s", lambda attempt: 0.01 * attempt)
+    monkeypatch.setattr(readers, "local_retry_delay_s", lambda attempt: 0.01 * attempt)
     async with mq.subscribe("t", group="g", on_undecodable="dead_letter") as stream:
         good = [await stream.receive() for _ in range(3)]
         for message in good:
@@ -311,7 +311,7 @@ def record_of(body: StoredBody) -> bytes:
 def test_a_reply_and_a_question_of_a_transaction_can_be_read_but_for_their_body(
     body: StoredBody,
 ) -> None:
-    reply = pushed_reply(
+    reply = parse_pushed_reply(
         Command(
             326,
             {
@@ -323,7 +323,7 @@ def test_a_reply_and_a_question_of_a_transaction_can_be_read_but_for_their_body(
             body.raw,
         )
     )  # fmt: skip
-    asked = question_of(
+    asked = parse_check_request(
         Command(39, {"tranStateTableOffset": "1", "commitLogOffset": "2"}, record_of(body))
     )
     for message in (reply, asked.message):
@@ -332,7 +332,7 @@ def test_a_reply_and_a_question_of_a_transaction_can_be_read_but_for_their_body(
             assert isinstance(message.body_error, UndecodableBodyError)
         else:
             assert message.body == body.body
-    assert asked.place.group == "p"
+    assert asked.location.group == "p"
 
 
 async def test_a_transaction_with_an_undecodable_body_is_decided(mq: EmbeddedSluice) -> None:
@@ -350,10 +350,10 @@ async def test_a_transaction_with_an_undecodable_body_is_decided(mq: EmbeddedSlu
 
     producer = mq.producer("p", listener=Listener())
     await producer.send("t", b"introduces the group")
-    half = Outgoing(
+    half = OutgoingMessage(
         "t", GARBAGE.raw, "UNIQ_KEY\x01HALF\x02TRAN_MSG\x01true\x02PGROUP\x01p\x02", "HALF",
         GARBAGE.sys_flag | 0x4, 0, True,
     )  # fmt: skip
-    await mq.cluster.run(producer.sender.send(half))
+    await mq.cluster.run(producer.sender.send_outgoing(half))
     await until(lambda: asked)
     assert asked == ["HALF"]

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 pytest.importorskip("pyspark")
 
-from sluicemq.client.ledger import blocking_engine
+from sluicemq.client.ledger import make_blocking_engine
 from sluicemq.pipelines.dedup import Target, insert_new, prepare
 from waiting import limit
 
@@ -40,7 +40,7 @@ def test_two_attempts_at_once_write_each_row_once(target: Target) -> None:
     done: list[tuple[int, int]] = []
 
     def attempt() -> None:
-        engine = blocking_engine(target.url)
+        engine = make_blocking_engine(target.url)
         try:
             done.append(insert_new(engine, target, chunks()))
         finally:
@@ -52,7 +52,7 @@ def test_two_attempts_at_once_write_each_row_once(target: Target) -> None:
     for thread in threads:
         thread.join(limit(60))
     assert sorted(done) == [(COUNT, 0)] * 3 + [(COUNT, COUNT)]
-    engine = blocking_engine(target.url)
+    engine = make_blocking_engine(target.url)
     with engine.connect() as connection:
         assert connection.execute(sa.text("select count(*) from orders")).scalar_one() == COUNT
     engine.dispose()

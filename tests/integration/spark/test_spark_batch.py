@@ -140,7 +140,7 @@ def test_properties_become_typed_columns(read: Read, publish: Publish) -> None:
 
 def test_a_property_that_does_not_parse_can_be_an_error(read: Read, publish: Publish) -> None:
     publish(0, 40)
-    with pytest.raises(Exception, match="'delay' has the value 'late', which is no int"):
+    with pytest.raises(Exception, match="'delay' has the value 'late', which is not a valid int"):
         read(columns="prop:delay:int", badProperties="fail").collect()
 
 
@@ -207,14 +207,14 @@ def test_an_empty_topic_gives_no_rows(read: Read) -> None:
     [
         ({"topc": "x"}, "unknown option 'topc'. Did you mean 'topic'?"),
         ({"topic": "no-such-topic"}, "no broker serves the topic 'no-such-topic'"),
-        ({"nameServers": "127.0.0.1:1"}, "no name server answers [127.0.0.1:1"),
+        ({"nameServers": "127.0.0.1:1"}, "no name server responds [127.0.0.1:1"),
         ({"columns": "boddy"},
          "'boddy' in the option 'columns' is not a column. Did you mean 'body'?"),
         ({"filter__sql": "delay > 'x'"}, "The SQL92 expression does not compile at character 9"),
         ({"startingOffsets": '{"nobody": {"0": 1}}'},
          "the option 'startingOffsets' names nobody:0"),
         ({"startingOffsets": '{"nobody": 1}'}, "must be earliest, latest or JSON"),
-        ({"maxOffsetsPerTrigger": "5"}, "'maxOffsetsPerTrigger' does not go with a batch read"),
+        ({"maxOffsetsPerTrigger": "5"}, "'maxOffsetsPerTrigger' is not supported for a batch read"),
     ],
 )  # fmt: skip
 def test_a_mistake_stands_in_the_first_line_of_the_exception(

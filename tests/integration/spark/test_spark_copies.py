@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.messages import Outgoing
+from sluicemq.client.core.messages import OutgoingMessage
 from sluicemq.client.core.requests import expect_success
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
@@ -116,7 +116,8 @@ KINDS: dict[str, Callable[[Producer, MessageQueue], None]] = {
         Message(SOURCE, b"0" * 100_000, properties={"kind": "compressed"}), queue=queue
     ),
     "empty": lambda it, queue: it.send_outgoing(
-        Outgoing(SOURCE, b"", "UNIQ_KEY\x01E\x02kind\x01empty\x02", "E", 0, 0, True), queue=queue
+        OutgoingMessage(SOURCE, b"", "UNIQ_KEY\x01E\x02kind\x01empty\x02", "E", 0, 0, True),
+        queue=queue,
     ),
     "4 MiB": lambda it, queue: it.send(
         Message(SOURCE, LARGEST, properties={"kind": "4 MiB"}), queue=queue

@@ -82,9 +82,9 @@ def test_a_stream_can_be_written(
     [
         ("id as body", "the column 'body' has the type 'bigint'. Cast it to binary or string"),
         ("'x' as boddy", "the column 'boddy' cannot be written. Did you mean 'body'?"),
-        ("'x' as tag", "there is no column 'body' or 'value'"),
+        ("'x' as tag", "the column 'body' or 'value' is missing"),
         ("if(id = 3, null, 'x') as body", "a row has no body"),
-        ("'x' as body, 99 as queue_id", "has no queue 99"),
+        ("'x' as body, 99 as queue_id", "has no writable queue 99"),
         ("'x' as body, 'a|b' as tag", "contains '|'"),
     ],
 )
@@ -162,5 +162,5 @@ def test_a_topic_is_not_overwritten(spark: Any, name_server: str, topic: str) ->
 
 
 def test_an_unreachable_name_server_is_named(spark: Any) -> None:
-    with pytest.raises(Exception, match=r"no name server answers \[127.0.0.1:1"):
+    with pytest.raises(Exception, match=r"no name server responds \[127.0.0.1:1"):
         write(spark.range(1).selectExpr("'x' as body"), "127.0.0.1:1", "t")

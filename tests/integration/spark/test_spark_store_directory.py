@@ -73,7 +73,7 @@ def test_snapshot_of_a_java_broker_is_read(spark: Any, tmp_path: Path) -> None:
     tag = frame.where("tags is not null").first()
     assert frame.where(f"tags = '{tag.tags}' and topic = '{tag.topic}'").count() > 0
     shutil.rmtree(root / "commitlog")
-    with pytest.raises(PySparkException, match="holds no commit log"):
+    with pytest.raises(PySparkException, match="contains no commit log"):
         reader.load(str(root)).count()
 
 

@@ -113,7 +113,7 @@ def test_a_new_queue_is_read_from_its_first_message(
     publish(0, 20)
     job.run(topic)
     admin.create_topic(topic, queues=3)
-    producer.routes.forget(topic)
+    producer.routes.expire(topic)
     queue = next(one for one in producer.write_queues(topic) if one.queue_id == 2)
     producer.send_batch([Message(topic, b"body-77")], queue=queue)
     job.run(topic)
@@ -193,7 +193,7 @@ def test_a_changed_filter_is_refused_unless_allowed(job: Job, topic: str, publis
     job.run(topic, filter__tags="A")
     publish(9, 9)
     line = failure(lambda: job.run(topic, filter__tags="B"))
-    assert "the checkpoint was written with the filter 'TAG A', the stream has 'TAG B'" in line
+    assert "the checkpoint was written with the filter 'TAG A', but the stream has 'TAG B'" in line
     job.run(topic, filter__tags="B", onFilterChange="continue")
     assert job.numbers() == Counter([0, 3, 6, 10, 13, 16])
 
@@ -244,7 +244,7 @@ def test_a_checkpoint_of_another_topic_is_refused(
     job.run(topic)
     admin.create_topic(f"{topic}-other", queues=2)
     line = failure(lambda: job.run(f"{topic}-other"))
-    assert f"the checkpoint is of the topic '{topic}', the stream reads '{topic}-other'" in line
+    assert f"the checkpoint is of the topic '{topic}', but the stream reads '{topic}-other'" in line
 
 
 def test_a_topic_made_anew_is_noticed(
@@ -254,7 +254,7 @@ def test_a_topic_made_anew_is_noticed(
     job.run(topic)
     admin.delete_topic(topic)
     admin.create_topic(topic, queues=2)
-    producer.routes.forget(topic)
+    producer.routes.expire(topic)
     publish(100, 2)
     line = failure(lambda: job.run(topic))
     assert "the topic was deleted and created again" in line
@@ -272,13 +272,13 @@ def test_a_topic_made_anew_is_noticed(
     [
         (
             {"nameServers": "127.0.0.1:1", "timeoutMs": "1000"},
-            "no name server answers [127.0.0.1:1",
+            "no name server responds [127.0.0.1:1",
         ),
         (
             {"topic": "no-such-topic", "timeoutMs": "5000"},
             "no broker serves the topic 'no-such-topic'",
         ),
-        ({"endingOffsets": "latest"}, "'endingOffsets' does not go with a stream read"),
+        ({"endingOffsets": "latest"}, "'endingOffsets' is not supported for a stream read"),
         ({"filter__sql": "a >"}, "The SQL92 expression does not compile"),
     ],
 )

@@ -13,7 +13,7 @@ from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import Message
 from sluicemq.pipelines.tables import Tables, narrowed
 from sluicemq.spark.options import parse_options
-from sluicemq.spark.references import Used
+from sluicemq.spark.references import UsedColumns
 from sluicemq.spark.report import pushdown
 
 pytestmark = pytest.mark.timeout(300)
@@ -67,7 +67,7 @@ def test_names_keep_their_alias_wherever_they_stand(
 
 
 def test_what_is_wrong_is_said_with_a_cure(tables: Tables, topic: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"Did you mean {topic}"):
+    with pytest.raises(ConfigurationError, match=f"Did you mean {topic!r}"):
         tables.query(f"select * from `{topic}x`")
     with pytest.raises(ConfigurationError, match="%DLQ%nobody"):
         tables.query("select * from dead_letters.nobody")
@@ -133,11 +133,11 @@ def test_json_and_csv_come_row_by_row(spark: Any, tmp_path: Any) -> None:
 
 
 def test_a_narrow_read_has_every_column_still() -> None:
-    columns, shown = narrowed(Used(frozenset({"tags"}), frozenset({"origin"})))
+    columns, shown = narrowed(UsedColumns(frozenset({"tags"}), frozenset({"origin"})))
     assert columns == "tags,prop:`origin`:string as __property_0"
     assert "map('origin', __property_0) AS properties" in shown
     assert "CAST(NULL AS binary) AS body" in shown
-    assert narrowed(Used(frozenset()))[0] == "queue_id"
+    assert narrowed(UsedColumns(frozenset()))[0] == "queue_id"
 
 
 def test_times_and_values_are_plain() -> None:

@@ -19,7 +19,7 @@ from fuzz.mutate import Input
 from http2_client import frames_of
 from sluicemq.net.grpc import Call, CallError, GrpcServer, Handler, StatusCode
 from sluicemq.net.http2 import Http2Connection
-from sluicemq.net.limits import ServerLimits, Shares
+from sluicemq.net.limits import FairScheduler, ServerLimits
 from sluicemq.wire import http2 as h
 from sluicemq.wire.hpack import HeaderReader
 
@@ -43,13 +43,13 @@ class World:
             SERVICE + name: partial(self._called, handlers.get(name, self._echo))
             for name, _ in requests()
         }
-        shares = Shares(loop.time, loop.call_soon)
+        shares = FairScheduler(loop.time, loop.call_soon)
         self.server = GrpcServer(methods, shares, limits=ServerLimits(pending_bytes_max=1 << 26))
 
     def _called(self, handle: Handler, data: bytes, call: Call) -> bytes | None:
         if call not in self.calls:
             self.calls.append(call)
-            call.on_lost = partial(self.lost.append, call)
+            call.on_cancelled = partial(self.lost.append, call)
         return handle(data, call)
 
     def _echo(self, data: bytes, _call: Call) -> bytes:
@@ -72,7 +72,7 @@ class World:
         raise CallError(StatusCode.NOT_FOUND, data.decode("latin-1"))
 
     def _converse(self, data: bytes, call: Call) -> None:
-        call.on_half = call.end
+        call.on_half_close = call.end
         call.send(data)
 
 
@@ -155,7 +155,7 @@ def check(recorded: list[bytes], seed: int, first: int, count: int) -> str:
 async def converse(inputs: list[Input], rng: Random) -> None:
     """One conversation, and what has to hold of it. Raises AssertionError and whatever else."""
     world, wire = World(), Wire()
-    connection = world.server._accepted()
+    connection = world.server._new_connection()
     assert isinstance(connection, Http2Connection)
     connection.connection_made(wire)  # type: ignore[arg-type]
     is_whole = not inputs[-1].breaks
@@ -170,16 +170,20 @@ async def converse(inputs: list[Input], rng: Random) -> None:
     await settle(connection, wire)
     check_frames(wire.written)
     for call in world.calls:
-        assert not (call.is_half and call.on_half is None) or call.is_over or connection.stalled
-    answered = [call for call in world.calls if call.is_over and call not in world.lost]
+        assert (
+            not (call.is_half_closed and call.on_half_close is None)
+            or call.is_closed
+            or connection.stalled_streams
+        )
+    answered = [call for call in world.calls if call.is_closed and call not in world.lost]
     wire.is_closed = True
     connection.connection_lost(None)
     assert len(set(map(id, world.lost))) == len(world.lost), "a call was lost twice"
     assert not [call for call in answered if call in world.lost], "lost, though it was answered"
-    assert all(call.is_over for call in world.calls), "a call is open"
-    left = connection.buffered_bytes, connection.queued_bytes, len(connection.stalled)
+    assert all(call.is_closed for call in world.calls), "a call is open"
+    left = connection.buffered_bytes, connection.queued_bytes, len(connection.stalled_streams)
     assert left == (0, 0, 0), left
-    assert (world.server.pending.total, world.server.pending.untrusted) == (0, 0)
+    assert (world.server.unfinished.total_bytes, world.server.unfinished.untrusted_bytes) == (0, 0)
     assert not world.server.connections
 
 

@@ -162,7 +162,7 @@ def record(path: Path) -> None:
 
 def answered(_data: bytes, call: Call) -> None:
     """An answer of no fields to whatever is asked, when all is asked."""
-    call.on_half = lambda: call.reply(b"")
+    call.on_half_close = lambda: call.reply(b"")
 
 
 class Splice:

@@ -41,7 +41,7 @@ from histories.history import Change, End, Filtered, History, Left, Outcome, See
 from histories.namespaces import BROKER, Cluster, available
 from histories.report import Report
 from sluicemq.client.core import requests
-from sluicemq.client.core.messages import Outgoing
+from sluicemq.client.core.messages import OutgoingMessage
 from sluicemq.client.core.requests import PullStatus
 from sluicemq.errors import SluiceError
 from sluicemq.model.subscription import SQL92, TAG, Subscription
@@ -234,7 +234,9 @@ class Run:
         send = Send(value, (queue.topic, queue.queue_id), time.monotonic())
         with self._lock:
             self.history.sends.append(send)
-        outgoing = Outgoing(queue.topic, value.encode(), properties, "", 0, 0, wait_store_ok=True)
+        outgoing = OutgoingMessage(
+            queue.topic, value.encode(), properties, "", 0, 0, wait_store_ok=True
+        )
         command = requests.send("histories", queue, outgoing, int(time.time() * 1000))
         try:
             answer = talk.call(target, command)
@@ -243,7 +245,7 @@ class Run:
         if answer.code != ResponseCode.SUCCESS:
             time.sleep(0.02)
             return False
-        offset = requests.number(answer, "queueOffset")
+        offset = requests.int_field(answer, "queueOffset")
         send.acknowledge((queue.topic, queue.queue_id), offset, time.monotonic())
         return True
 
@@ -292,7 +294,7 @@ class Run:
         command = requests.pull(
             "histories", queue, offset, subscription=Subscription(queue.topic, "*"), lite=True
         )
-        answer = requests.pull_answer(talk.call(target, command), "")
+        answer = requests.parse_pull_response(talk.call(target, command), "")
         for message in decode_records(answer.data):
             place = (queue.topic, queue.queue_id)
             value = message.body.decode()
@@ -318,7 +320,7 @@ class Run:
         command = requests.pull(
             "histories", queue, start, subscription=subscription, expression_kind=kind, lite=True
         )
-        answer = requests.pull_answer(talk.call(target, command), "")
+        answer = requests.parse_pull_response(talk.call(target, command), "")
         if answer.status in (PullStatus.FOUND, PullStatus.NO_MATCHED_MSG):
             values = frozenset(m.body.decode() for m in decode_records(answer.data))
             place = (queue.topic, queue.queue_id)
@@ -334,7 +336,7 @@ class Run:
         answer = requests.expect_success(talk.call(target, requests.offset_max(queue)))
         returned_s, after = time.monotonic(), self.cluster.state()[0]
         if before and before["epoch"] == after.get("epoch") and before["master"] == target:
-            place, end = (queue.topic, queue.queue_id), requests.number(answer, "offset")
+            place, end = (queue.topic, queue.queue_id), requests.int_field(answer, "offset")
             self.history.ends.append(End(place, end, called_s, returned_s, before["epoch"]))
 
     def _change(self) -> None:
@@ -510,7 +512,9 @@ class Run:
                 found = left.queues.setdefault((queue.topic, queue.queue_id), {})
                 self._read_all(talk, queue, found)
             answer = requests.expect_success(
-                talk.call(self.cluster.master(), requests.request(RequestCode.GET_ALL_TOPIC_CONFIG))
+                talk.call(
+                    self.cluster.master(), requests.make_request(RequestCode.GET_ALL_TOPIC_CONFIG)
+                )
             )
             text = bytes(answer.body).decode()
             left.changes = frozenset(c for c in wanted if f'"{c.removeprefix("topic ")}"' in text)
@@ -530,7 +534,7 @@ class Run:
             command = requests.pull(
                 "histories", queue, offset, subscription=Subscription(queue.topic, "*"), lite=True
             )
-            answer = requests.pull_answer(talk.call(self.cluster.master(), command), "")
+            answer = requests.parse_pull_response(talk.call(self.cluster.master(), command), "")
             for message in decode_records(answer.data):
                 found[message.queue_offset] = value = message.body.decode()
                 self.history.seen.append(

@@ -28,10 +28,16 @@ from pyspark.sql.types import BinaryType, IntegerType, StructType
 
 from histories.history import Epoch
 from sluicemq.errors import SluiceError
+from sluicemq.spark.bad_rows import BadRowHandler
 from sluicemq.spark.options import WRITE, parse_options
-from sluicemq.spark.senders import RowSorter, StagingSender, Task, producer_of, send_all
+from sluicemq.spark.senders import (
+    StagingSender,
+    TaskAttempt,
+    create_producer,
+    send_all,
+)
 from sluicemq.spark.session import spark_session
-from sluicemq.spark.source import Sent, StreamSink
+from sluicemq.spark.source import SinkCommitMessage, StreamSink
 from sluicemq.wire.staging import StagedRange
 
 TASKS: Final = 2
@@ -137,7 +143,7 @@ class Writer(Sink):
         sink = StreamSink(parse_options(self.given, WRITE), SCHEMA, overwrite=False)
         assert sink.brokers, "the broker has epochs"
         offer: list[str] = []
-        tasks = [Task(query, number, partition, 0) for partition in range(TASKS)]
+        tasks = [TaskAttempt(query, number, partition, 0) for partition in range(TASKS)]
         sent = [self._task(sink, epoch, task, tries, offer) for task in tasks]
         if fate < DIES_BEFORE:
             sink.abort([*sent], number)
@@ -150,8 +156,8 @@ class Writer(Sink):
             epoch.committed_at = len(epoch.offers)
 
     def _task(
-        self, sink: StreamSink, epoch: Epoch, task: Task, tries: int, offer: list[str]
-    ) -> Sent:
+        self, sink: StreamSink, epoch: Epoch, task: TaskAttempt, tries: int, offer: list[str]
+    ) -> SinkCommitMessage:
         """Executors: some first attempts die in the middle of their rows. What the last one has
         staged is added to the offer."""
         name = f"{epoch.name}/{task.partition}"
@@ -163,17 +169,17 @@ class Writer(Sink):
         values = [f"{name}/{row}@{tries}.{task.attempt}" for row in range(ROWS)]
         ranges = self._attempt(sink, epoch, task, values)
         offer += values
-        return Sent(ROWS, 0, task.query, task.epoch, (self.topic,), ranges)
+        return SinkCommitMessage(ROWS, 0, task.query_id, task.epoch, (self.topic,), ranges)
 
     def _attempt(
-        self, sink: StreamSink, epoch: Epoch, task: Task, values: list[str]
+        self, sink: StreamSink, epoch: Epoch, task: TaskAttempt, values: list[str]
     ) -> tuple[StagedRange, ...]:
         epoch.staged.update(values)
-        with producer_of(sink.options) as producer:
+        with create_producer(sink.options) as producer:
             sender = StagingSender(producer, BATCH_MESSAGES, task, sink.brokers)
-            sorter = RowSorter(sink.roles, self.topic, "fail", sender)
-            send_all(sorter.rows(_batches(values)), sender)
-        return sender.staged.ranges
+            sorter = BadRowHandler(sink.roles, self.topic, "fail", sender)
+            send_all(sorter.prepare_rows(_batches(values)), sender)
+        return sender.staged_ranges.ranges
 
 
 def _batches(values: list[str]) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from histories.history import History, Listed, Outcome, Queue, Timed
 from sluicemq.client.core import requests
-from sluicemq.client.core.messages import Outgoing
+from sluicemq.client.core.messages import OutgoingMessage
 from sluicemq.model.topic import MessageQueue
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
@@ -56,7 +56,9 @@ def send(timed: Timed, broker: str, now_ms: int, more: str = "") -> Command:
     number, timed.due_ms = delay_of(timed.kind, timed.due_ms, now_ms)
     topic, queue_id = timed.queue
     properties = f"UNIQ_KEY\1{timed.value}\2{timed.kind}\1{number}\2{more}"
-    outgoing = Outgoing(topic, timed.value.encode(), properties, "", 0, 0, wait_store_ok=True)
+    outgoing = OutgoingMessage(
+        topic, timed.value.encode(), properties, "", 0, 0, wait_store_ok=True
+    )
     return requests.send("senders", MessageQueue(topic, broker, queue_id), outgoing, now_ms)
 
 

@@ -41,7 +41,7 @@ AREAS: Final = {
          "tests/unit/store --deselect tests/unit/store/test_many_queues.py",
          "simulation.crashes --world store --seeds 100"),
     ),
-    "turns": Area(
+    "group commit": Area(
         ("sluicemq.broker.group_commit",),
         (f"{_BROKER}test_group_commit.py {_BROKER}test_durability.py {_BROKER}test_send.py "
          f"{_BROKER}test_pull.py {_BROKER}test_longpoll.py",

@@ -46,8 +46,8 @@ class Slave:
         self.broker, self.disk.clock = broker, broker.clock
         self.mirror.log_end = lambda: broker.store.written_offset
         self.store = store = Store.open(self.config, files=self.held, clock=broker.clock)
-        self.following = store.following()
-        self.mirror.units = broker.store.ended_queues
+        self.following = store.start_following()
+        self.mirror.units = broker.store.expired_queues
         self.applier = Applier(self.disk, self.places, store.begin_queue)
         self.pump()
 
@@ -63,9 +63,9 @@ class Slave:
         """The log, as far as it is written, or up to `end`."""
         assert self.broker is not None
         following, master = self.following, self.broker.store
-        at = following.end if not following.is_empty else max(master.offset_min, following.end)
+        at = following.end if not following.is_empty else max(master.log_start, following.end)
         end = master.written_offset if end is None else end
-        while at < end and (data := master.raw(at, min(PUMP_BYTES, end - at))):
+        while at < end and (data := master.view_log(at, min(PUMP_BYTES, end - at))):
             following.append(at, data)
             following.dispatch()
             at += len(data)

@@ -14,7 +14,7 @@ from sluicemq.broker.replication.mirror import Applier, Mirror, Places
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
-from sluicemq.store.follow import Following
+from sluicemq.store.follow import LogFollower
 from sluicemq.testing.files import CrashableFiles
 
 MASTER = BrokerConfig(broker_name="broker-a", metrics_enable=False)
@@ -28,7 +28,7 @@ class Follower:
     """One slave: its broker, the log that it follows and the state that it takes over."""
 
     broker: SteppedBroker
-    following: Following
+    following: LogFollower
     applier: Applier
 
 
@@ -52,7 +52,7 @@ class Pair:
         for number, disk in enumerate(self.disks):
             if number != self.leader:
                 broker = self._broker(disk, SLAVE)
-                following = broker.store.following()
+                following = broker.store.start_following()
                 applier = Applier(disk, PLACES, broker.store.begin_queue)
                 self.followers.append(Follower(broker, following, applier))
         self.mirror = Mirror(PLACES, life=str(next(_lives)))
@@ -69,8 +69,8 @@ class Pair:
             following = follower.following
             at = following.end
             if following.is_empty:
-                at = max(master.offset_min, at)
-            while at < master.written_offset and (data := master.raw(at, 5000)):
+                at = max(master.log_start, at)
+            while at < master.written_offset and (data := master.view_log(at, 5000)):
                 following.append(at, data)
                 following.dispatch()
                 at += len(data)

@@ -78,7 +78,7 @@ class OneOfEach:
                 broker.core.topics.table.setdefault(name, _topic(broker, name))
         address = f"10.0.{number // 250}.{number % 250 + 1}:10911"
         told = Registration(broker.settings, broker.core.topics, address, {})
-        self.render = told.begin(told.name_servers[0])
+        self.render = told.prepare_registration(told.name_servers[0])
         return self.render()
 
     def figures(self) -> dict[str, tuple[float, int]]:
@@ -100,7 +100,7 @@ class OneOfEach:
         ))  # fmt: skip
         peer = Peer(_Nowhere(), Host("10.0.0.7", 2), Host("10.0.0.1", 10911))
         found["heartbeat"] = (
-            best(lambda: broker.dispatcher.feed(beat, peer), 200),
+            best(lambda: broker.dispatcher.handle_frames(beat, peer), 200),
             len(beat),
         )
         for members in (100, 1000):
@@ -160,7 +160,7 @@ class CountingNetwork(MemoryNetwork):
         on_disconnect: OnPeer | None = None,
         limits: ServerLimits = SERVER_LIMITS,
     ) -> MemoryListener:
-        serve = dispatcher.serve
+        serve = dispatcher.handle_data
         role = "broker" if RequestCode.PULL_MESSAGE in dispatcher.handlers else "name server"
 
         def counted(pieces: Pieces, peer: Peer, data: bytes) -> None:
@@ -169,7 +169,7 @@ class CountingNetwork(MemoryNetwork):
                 self.bytes[role, command.code] += len(encode(command))
             serve(pieces, peer, data)
 
-        dispatcher.serve = counted  # type: ignore[method-assign]
+        dispatcher.handle_data = counted  # type: ignore[method-assign]
         return super().listener(dispatcher, on_disconnect=on_disconnect, limits=limits)
 
 

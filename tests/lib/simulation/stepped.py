@@ -15,10 +15,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from sluicemq.broker.admin.readonly import prepare
-from sluicemq.broker.group_commit import unconfirmed_answer
+from sluicemq.broker.group_commit import encode_unconfirmed_answer
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
-from sluicemq.broker.table import dispatcher
+from sluicemq.broker.table import make_dispatcher
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import SluiceError, StoreError
 from sluicemq.files import Files
@@ -115,7 +115,7 @@ class SteppedClient:
         self.feed_bytes(b"".join(encode(command) for command in commands))
 
     def feed_bytes(self, data: bytes) -> None:
-        used, answers = self._broker.dispatcher.feed(data, self.peer)
+        used, answers = self._broker.dispatcher.handle_frames(data, self.peer)
         assert used == len(data)
         self._received(answers)
 
@@ -144,8 +144,8 @@ class SteppedClient:
 
     def disconnect(self) -> None:
         """The connection breaks."""
-        self.peer.lost()
-        self._broker.core.disconnected(self.peer)
+        self.peer.connection_lost()
+        self._broker.core.on_disconnect(self.peer)
 
 
 class SteppedBroker:
@@ -194,7 +194,7 @@ class SteppedBroker:
             announce=self._hold if holds_announcements else Peer.write,
         )
         self.core.load()
-        self.dispatcher = dispatcher(self.core)
+        self.dispatcher = make_dispatcher(self.core)
 
     def change(self, **fields: object) -> None:
         """Settings of the broker change while it runs."""
@@ -235,7 +235,7 @@ class SteppedBroker:
     def pass_seconds(self, seconds: float) -> None:
         """Time passes at once, and the broker does what it does every second."""
         self.advance(seconds)
-        self.core.second()
+        self.core.run_every_second()
         self.settle()
 
     def run(self, seconds: float, step_s: float = 0.05) -> None:
@@ -260,17 +260,21 @@ class SteppedBroker:
     def finish_announcements(self) -> None:
         """Changes are synced, then the answers that waited for that leave, as in the server."""
         announced, self._announced = self._announced, []
-        for sync in filter(None, [document.sync() for document in self.core.journaled]):
+        for sync in filter(
+            None, [document.prepare_sync() for document in self.core.journaled_documents]
+        ):
             try:
                 sync()
             except StoreError as error:
-                announced = [(peer, a and unconfirmed_answer(a, error)) for peer, a in announced]
+                announced = [
+                    (peer, a and encode_unconfirmed_answer(a, error)) for peer, a in announced
+                ]
         for peer, answer in announced:
             peer.write(answer)
 
     def close(self) -> None:
         """Stop in order: answers leave, tables and store are on disk, as far as there is room."""
-        self.core.turns.commit()
+        self.core.group_commit.commit()
         while self._syncs:
             self.finish_sync()
         self.finish_announcements()

@@ -186,7 +186,7 @@ def test_a_transaction_ends_by_who_may_send_to_its_topic(broker: SteppedBroker) 
     write(broker.files, rules)
     guard = broker.core.guard
     assert guard is not None
-    guard.settle(guard.look())
+    guard.apply_checked_files(guard.check_files())
     answer = reader(broker).call(37, end)
     assert "topic:U" in (answer.remark or "")
     assert writer(broker).call(37, end | {"topic": "U"}).code == 0
@@ -343,11 +343,11 @@ def test_of_a_thousand_edits_under_traffic_no_request_sees_a_mixture(broker: Ste
 
     for number in range(1000):
         write(broker.files, edition(number))
-        found = guard.look()
+        found = guard.check_files()
         before, after = max(number - 1, 0), number
         for now, edit in ((before, number > 0), (after, True)):
             if now == after:
-                guard.settle(found)
+                guard.apply_checked_files(found)
             if not edit:
                 continue
             account = Account(broker, "account1", f"secret-{now:05d}")
@@ -368,7 +368,7 @@ def test_status_and_metrics_tell_who_was_refused_and_no_secret(broker: SteppedBr
     write(broker.files, "accounts: nonsense")
     guard = broker.core.guard
     assert guard is not None
-    guard.settle(guard.look())
+    guard.apply_checked_files(guard.check_files())
     status = json.loads(bytes(operator(broker).call(900121).body))
     assert status["refused"] == {"": 1, "?": 1, "reader1": 1}
     assert "a list of accounts" in status["error"]
@@ -485,7 +485,7 @@ def test_a_recorded_request_deletes_a_group_under_another_name_of_its_field(
     fields = dict(command.fields or {})
     fields["groupName"] = fields.pop("topic")
     command.code, command.fields = 207, fields
-    assert broker.core.groups.find("Victim") is not None
+    assert broker.core.groups.get_or_create("Victim") is not None
     assert replayed(broker, command).code == 0
     assert "Victim" not in broker.core.groups.table
 

@@ -9,9 +9,9 @@ import pytest
 
 from simulation.pops import handles, pop_fields
 from simulation.stepped import SteppedBroker, pull_fields, send_fields
-from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.config import BrokerConfig
 from sluicemq.files import overwrite_text
+from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.model.topic import GroupConfig, MessageQueue, TopicConfig
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.bodies import (
@@ -70,7 +70,7 @@ class Victim:
             self.broker.store.queue_offsets(TIMER_TOPIC, 0),
             [str(it.checkpoint) + str([*it.waiting]) for it in core.checkpoints.table],
             {name: len(found.members) for name, found in core.consumers.groups.items()},
-            core.offsets.resets.objects(),
+            core.offsets.resets.to_objects(),
         )
 
 

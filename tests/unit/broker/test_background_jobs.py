@@ -14,7 +14,7 @@ from sluicemq.record.codec import decode_records
 
 BREAKS: Final[dict[str, tuple[Callable[[BrokerState], Any], str]]] = {
     "parked pulls": (lambda b: b.polls, "expire"),
-    "held answers": (lambda b: b.turns, "expire"),
+    "held answers": (lambda b: b.group_commit, "expire"),
     "relayed questions": (lambda b: b.questions, "expire"),
     "ordered pops": (lambda b: b.order, "run"),
     "epochs": (lambda b: b.epochs, "run"),
@@ -51,7 +51,7 @@ def works(broker: SteppedBroker, client: SteppedClient) -> set[str]:
     client.feed(parked)
     for _ in range(16):
         broker.run(0.5)
-        broker.core.second()
+        broker.core.run_every_second()
     found = broker.store.reader.read("T", 0, 0, 100, 1 << 20)
     happened = {message.body.decode() for message in decode_records(b"".join(found.data))}
     if parked.opaque in client.answers:
@@ -73,7 +73,7 @@ ALL: Final = {"level", "timed", "parked", "popped"}
 
 def test_all_happens_when_nothing_is_broken(prepared: SteppedBroker, client: SteppedClient) -> None:
     assert works(prepared, client) == ALL
-    assert not prepared.core.jobs.failures
+    assert not prepared.core.supervisor.failures
 
 
 @pytest.mark.parametrize("job", BREAKS)
@@ -97,12 +97,12 @@ def test_a_broken_job_stops_no_other_and_works_when_it_is_mended(
     monkeypatch.setattr(cls, name, broken)
     assert works(prepared, client) >= ALL - ITS_OWN.get(job, set())
     assert 1 < tries <= 40, "it is retried, more and more rarely"
-    assert prepared.core.jobs.failures[job] == tries
+    assert prepared.core.supervisor.failures[job] == tries
     errors = [one for one in caplog.records if one.levelno >= logging.ERROR]
     assert [one.exc_info is not None for one in errors] == [True], "logged once, with traceback"
     monkeypatch.undo()
     for _ in range(12):
         prepared.run(0.5)
-        prepared.core.second()
+        prepared.core.run_every_second()
     found = prepared.store.reader.read("T", 0, 0, 100, 1 << 20)
     assert {m.body for m in decode_records(b"".join(found.data))} == {b"level", b"timed"}

@@ -241,7 +241,7 @@ def test_sends_are_refused_while_the_disk_is_too_full_and_taken_again_at_once(
     assert reader.call(310, send_fields(), b"x").code == 0
     assert sample(old, "sluicemq_sends_refused_disk_full") == 0
     assert sum("sends are refused" in line for line in caplog.messages) == 1
-    assert sum("sends are taken again" in line for line in caplog.messages) == 1
+    assert sum("sends are accepted again" in line for line in caplog.messages) == 1
 
 
 def test_refused_batches_name_the_disk_too(old: SteppedBroker, reader: SteppedClient) -> None:
@@ -274,10 +274,10 @@ def test_a_tool_deletes_expired_files_at_any_hour(
 def test_a_tool_s_wish_lasts_for_twenty_runs(old: SteppedBroker, reader: SteppedClient) -> None:
     reader.call(CLEAN_LOG)
     for _ in range(20):
-        assert old.store.retention.manual_rounds > 0
+        assert old.store.retention.manual_runs > 0
         old.advance(61)
         old.clean()
-    assert old.store.retention.manual_rounds == 0
+    assert old.store.retention.manual_runs == 0
 
 
 def test_a_tool_removes_queues_of_topics_that_do_not_exist(

@@ -10,9 +10,8 @@ from simulation.popping import Popper, messages_of
 from simulation.stepped import SMALL, START_MS, ManualClock, SteppedBroker, send_fields
 from sluicemq.broker.pop import checkpoints as module
 from sluicemq.broker.pop import popped as popped_module
-from sluicemq.broker.pop.popped import REVIVE_GROUP
-from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.errors import RequestError
+from sluicemq.model.system_names import REVIVE_GROUP, TIMER_TOPIC
 from sluicemq.model.topic import TopicConfig
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.codes import ResponseCode
@@ -302,7 +301,7 @@ def test_a_record_of_another_broker_is_passed_on(broker: SteppedBroker) -> None:
 
 def fail_the_turn(broker: SteppedBroker) -> None:
     broker.files.fail_next("write", errno.ENOSPC, path_part="commitlog")
-    broker.core.turns.commit()
+    broker.core.group_commit.commit()
 
 
 def test_a_pop_whose_turn_fails_never_was(broker: SteppedBroker, popper: Popper) -> None:
@@ -410,7 +409,7 @@ def test_what_a_group_does_not_want_is_skipped_in_order(
 
 def reset(broker: SteppedBroker, offset: int) -> None:
     fields = {"topic": "T", "group": "G", "timestamp": 0, "isForce": "true", "queueId": 0}
-    broker.core.groups.find("G")
+    broker.core.groups.get_or_create("G")
     assert broker.connect().call(222, {**fields, "offset": offset}).code == 0
 
 

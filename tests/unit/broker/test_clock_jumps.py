@@ -66,7 +66,7 @@ class World:
 
     def restarts_after(self, down_s: float) -> None:
         """An orderly stop; the clock may be set while the broker is down."""
-        self.broker.core.second()
+        self.broker.core.run_every_second()
         self.broker.close()
         clock = ManualClock(self.broker.clock.now_ms())
         clock.advance(down_s)

@@ -17,7 +17,7 @@ from sluicemq.files import Files
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
-from sluicemq.store.log import LOST_CODE
+from sluicemq.store.log import PLACEHOLDER_CODE
 from sluicemq.store.queues import UNIT, UNIT_BYTES, Unit
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.codes import ResponseCode
@@ -38,8 +38,8 @@ class Watched:
         self.broker.core.topics.put(TopicConfig("T", 1, 1))
         self.client: SteppedClient = self.broker.connect()
         self.taken = 0
-        self._run = self.broker.dispatcher.run
-        self.broker.dispatcher.run = self._count
+        self._run = self.broker.dispatcher.run_engine
+        self.broker.dispatcher.run_engine = self._count
 
     def _count(self, data: bytes, position: int, *rest: Any) -> int:
         assert self._run is not None
@@ -145,7 +145,7 @@ def test_a_turn_that_cannot_be_written_leaves_nothing_in_its_queue() -> None:
 
 def test_a_message_that_a_repair_could_not_save_is_passed_over() -> None:
     files, bodies = restarted(10)
-    put_unit(files, 3, unit_at(files, 3)._replace(tag_code=LOST_CODE))
+    put_unit(files, 3, unit_at(files, 3)._replace(tag_code=PLACEHOLDER_CODE))
     watched = Watched(files)
     for _ in range(3):
         assert [one.body for one in watched.pull(0)[0]] == bodies[:3] + bodies[4:]

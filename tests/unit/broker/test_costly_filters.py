@@ -15,7 +15,7 @@ import pytest
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.config import BrokerConfig
 from sluicemq.filter import subscriptions as parser
-from sluicemq.net.limits import INLINE_BYTES
+from sluicemq.net.limits import INLINE_DECODE_BYTES
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
@@ -188,7 +188,7 @@ def test_an_asker_who_is_gone_costs_nothing_more(watched: Watched) -> None:
     gone.disconnect()
     watched.settle()
     assert not len(watched.broker.core.background)
-    assert gone.peer not in watched.broker.core.shares._accounts
+    assert gone.peer not in watched.broker.core.scheduler._owners
 
 
 # ------------------------------------------------------------------------------- heartbeats
@@ -212,12 +212,12 @@ def test_a_heartbeat_of_many_groups_is_taken_group_by_group(
 ) -> None:
     # A clock under which slices and turns end.
     monkeypatch.setattr(watched.broker.clock, "monotonic_s", time.thread_time)
-    monkeypatch.setattr(watched.broker.core.shares, "now_s", time.thread_time)
+    monkeypatch.setattr(watched.broker.core.scheduler, "now_s", time.thread_time)
     expressions = [contains(at, 5) for at in range(600)]
     expressions[300] = "p1 CONTAINS"
     expressions[301] = contains(6)
     body = heartbeat(expressions)
-    assert len(body) > INLINE_BYTES
+    assert len(body) > INLINE_DECODE_BYTES
     assert watched.ask(Code.HEART_BEAT, {}, body).code == 0
     core = watched.broker.core
     assert len(core.consumers.groups) == 600

@@ -6,9 +6,9 @@ import pytest
 
 from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fields
 from sluicemq.broker.produce.intake import Draft
-from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.broker.waiting.rewrite import DelayRewrite
 from sluicemq.model.ids import parse_recall_handle
+from sluicemq.model.system_names import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.model.topic import GroupConfig
 from sluicemq.record.codec import decode_records, encode_batch
 from sluicemq.store.timers.placing import slot_of

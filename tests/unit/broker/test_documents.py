@@ -7,7 +7,7 @@ import pytest
 from simulation.stepped import SteppedBroker, send_fields
 from sluicemq.broker.documents import Document
 from sluicemq.files import replace_text
-from sluicemq.store.identity import IDENTITY_SUFFIX, FileVerdict, read_identity
+from sluicemq.files.identity import IDENTITY_SUFFIX, FileVerdict, read_identity
 from sluicemq.testing.files import CrashableFiles
 
 PATH = "/store/config/table.json"
@@ -16,7 +16,7 @@ PATH = "/store/config/table.json"
 def document(broker: SteppedBroker, text: str = "") -> tuple[Document, str | None]:
     """A document as a start finds it, with what it renders next; and what was loaded."""
     found = Document(broker.files, PATH, lambda: text)
-    found.identify(broker.store)
+    found.use_identity_file(broker.store)
     return found, found.load(lambda content: content)
 
 
@@ -92,7 +92,7 @@ def test_writes_that_fail_after_the_identity_leave_a_right_document(
 ) -> None:
     texts = iter(["third", "fourth"])
     made = Document(stored.files, PATH, lambda: next(texts))
-    made.identify(stored.store)
+    made.use_identity_file(stored.store)
     made.load(str)
     for _ in range(2):
         made.changed = True

@@ -16,6 +16,7 @@ from simulation.stepped import (
 from sluicemq.broker.epochs.epochs import CHUNK_MESSAGES, EPOCH_TOPIC, KEPT_MS
 from sluicemq.config import BrokerConfig
 from sluicemq.files import overwrite_text
+from sluicemq.model.system_names import STAGING_TOPIC
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records, encode_batch, parse_head
 from sluicemq.record.layout import CRC_MASK, RECORD_HEAD
@@ -24,7 +25,6 @@ from sluicemq.wire.frames import Command
 from sluicemq.wire.signature import sign_command
 from sluicemq.wire.staging import (
     STAGING_QUEUES,
-    STAGING_TOPIC,
     Owner,
     Stage,
     StagedRange,

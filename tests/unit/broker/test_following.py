@@ -21,7 +21,7 @@ from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, StoreError
 from sluicemq.model.ids import Host
 from sluicemq.net.network import MemoryNetwork
-from sluicemq.net.work.background import Offload, in_place
+from sluicemq.net.work.background import Offload, offload_inline
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.ha import Epoch
 from waiting import limit
@@ -35,14 +35,14 @@ class Log:
     """Bytes with a begin: the store of a master, and a slave's with its `Following`."""
 
     def __init__(self, start: int = 0, data: bytes = b"") -> None:
-        self.offset_min = start
+        self.log_start = start
         self.data = bytearray(data)
         self.shown: int | None = 0
         self.synced_offset = start + len(data)
 
     @property
     def end(self) -> int:
-        return self.offset_min + len(self.data)
+        return self.log_start + len(self.data)
 
     written_offset = end
 
@@ -50,27 +50,27 @@ class Log:
         self.synced_offset = self.end
         return self.end
 
-    def raw(self, position: int, size_max: int) -> memoryview:
+    def view_log(self, position: int, size_max: int) -> memoryview:
         file_end = position - position % FILE_BYTES + FILE_BYTES
-        at = position - self.offset_min
+        at = position - self.log_start
         return memoryview(bytes(self.data[at : at + min(size_max, file_end - position)]))
 
-    def fetch(self, position: int, size_max: int) -> bytes:
-        return bytes(self.raw(position, size_max))
+    def read_log(self, position: int, size_max: int) -> bytes:
+        return bytes(self.view_log(position, size_max))
 
     def append(self, position: int, data: bytes | memoryview) -> None:
         if position != self.end:
             assert not self.data, "a gap"
             if position % FILE_BYTES:
                 raise StoreError(f"{position} is no begin of a file.")
-            self.offset_min = position
+            self.log_start = position
         self.data += data
 
     def dispatch(self, confirmed: int | None) -> None:
         self.shown = self.end if confirmed is None else confirmed
 
     def truncate(self, end: int) -> None:
-        del self.data[end - self.offset_min :]
+        del self.data[end - self.log_start :]
 
 
 class Gate:
@@ -99,7 +99,7 @@ class Pair:
         slave: Log,
         *,
         terms: Any = None,
-        offload: Offload = in_place,
+        offload: Offload = offload_inline,
         **keys: Any,
     ) -> None:
         """`terms`: the epochs of both, in failover."""
@@ -160,7 +160,7 @@ async def test_a_slave_of_ours_gets_the_whole_log_and_what_is_added() -> None:
     pair = Pair(filled(150_000, FILE_BYTES), Log())
     pair.follower.master_is_ours = True
     await pair.start()
-    assert (pair.slave.offset_min, pair.slave.data) == (FILE_BYTES, pair.master.data)
+    assert (pair.slave.log_start, pair.slave.data) == (FILE_BYTES, pair.master.data)
     pair.master.data += b"more"
     pair.feeds.grown()
     await settle()
@@ -213,10 +213,10 @@ async def test_a_log_that_cannot_be_read_ends_the_connection(
     monkeypatch.setattr("sluicemq.broker.replication.feed.NEAR_BYTES", 10_000)
     master = filled(FILE_BYTES)
 
-    def fetch(position: int, size_max: int) -> bytes:
+    def read_log(position: int, size_max: int) -> bytes:
         raise OSError("input/output error")
 
-    master.fetch = fetch  # type: ignore[method-assign]
+    master.read_log = read_log  # type: ignore[method-assign]
     pair = Pair(master, Log())
     pair.follower.master_is_ours = True
     await pair.start()
@@ -251,7 +251,7 @@ async def test_who_has_long_to_catch_up_says_so_and_when_it_is_level() -> None:
 async def test_as_rocketmqs_do_an_empty_slave_gets_the_last_file_alone() -> None:
     pair = Pair(filled(150_000), Log())
     await pair.start()
-    assert pair.slave.offset_min == 2 * FILE_BYTES
+    assert pair.slave.log_start == 2 * FILE_BYTES
     assert pair.slave.data == pair.master.data[2 * FILE_BYTES :]
 
 
@@ -298,7 +298,7 @@ async def test_a_slave_older_than_the_masters_log_begins_anew() -> None:
     pair.follower.master_is_ours = True
     pair.follower.on_incomplete = lambda: cut.append(1)
     await pair.start()
-    assert (pair.slave.offset_min, pair.slave.data) == (FILE_BYTES, pair.master.data)
+    assert (pair.slave.log_start, pair.slave.data) == (FILE_BYTES, pair.master.data)
     assert cut == [1]
 
 
@@ -396,7 +396,7 @@ async def test_a_follower_is_connected_again_and_to_another_address() -> None:
     pair = Pair(filled(10), Log())
     target = [""]
     await pair.start()
-    pair.follower.lost()
+    pair.follower.connection_lost()
     following = asyncio.create_task(follow(pair.network, pair.follower, lambda: target[0]))
     await asyncio.sleep(0)
     target[0] = "h:1"

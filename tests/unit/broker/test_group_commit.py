@@ -1,4 +1,4 @@
-"""The turn: one commit for all, answers after it, errors for exactly those it concerns."""
+"""Group commit: one commit for all connections, then their answers, errors included."""
 
 from collections.abc import Callable
 
@@ -50,7 +50,7 @@ class Wire:
 
 
 class Stage:
-    """Turns with a store, wires and a loop that do nothing by themselves."""
+    """A group commit with a store, connections and a loop that do nothing by themselves."""
 
     def __init__(self, *, sync: bool = False, gate: "FakeGate | None" = None) -> None:
         self.store = FakeStore()
@@ -58,7 +58,7 @@ class Stage:
         self.soon: list[object] = []
         self.syncs: list[object] = []
         self.woken: list[tuple[str, int, int]] = []
-        self.turns = GroupCommit(
+        self.group_commit = GroupCommit(
             self.store,
             self.clock,
             call_soon=self.soon.append,
@@ -66,7 +66,7 @@ class Stage:
             sync_timeout_s=5.0,
             gate=gate,
         )
-        self.turns.wake = lambda *queue: self.woken.append(queue)
+        self.group_commit.wake = lambda *queue: self.woken.append(queue)
         self.wires: dict[Peer, Wire] = {}
 
     def peer(self) -> Peer:
@@ -77,28 +77,28 @@ class Stage:
 
     def hold(self, peer: Peer, opaque: int, *, waits: bool = True, oneway: bool = False) -> None:
         answer = encode(Command(0, {"queueOffset": "7"}, opaque=opaque, flag=FLAG_RESPONSE))
-        self.turns.send_after_commit(peer, b"" if oneway else answer, waits)
+        self.group_commit.send_after_commit(peer, b"" if oneway else answer, waits)
 
     def answers(self, peer: Peer) -> list[Command]:
         return FrameReader().feed(b"".join(self.wires[peer].writes))
 
 
-def test_answers_leave_with_the_word_of_the_replica_that_they_waited_for() -> None:
+def test_answers_are_sent_when_the_last_missing_replica_leaves_the_in_sync_set() -> None:
     stage = Stage()
     settings = Settings(BrokerConfig(broker_role="SYNC_MASTER"), StoreConfig())
     term = Term(1, 1, in_sync={1: "a", 2: "b"})
     gate = InSync(settings, stage.clock, lambda: 100, own_id=1, term=term)
-    turns = GroupCommit(stage.store, stage.clock, call_soon=stage.soon.append, gate=gate)
+    group_commit = GroupCommit(stage.store, stage.clock, call_soon=stage.soon.append, gate=gate)
     peer = stage.peer()
-    turns.send_after_commit(peer, encode(Command(0, {}, opaque=1, flag=FLAG_RESPONSE)))
-    turns.commit()
+    group_commit.send_after_commit(peer, encode(Command(0, {}, opaque=1, flag=FLAG_RESPONSE)))
+    group_commit.commit()
     assert not stage.wires[peer].writes
     gate.decided(term._replace(in_sync={1: "a"}))
     assert stage.store.confirmed == [100]
     assert len(stage.answers(peer)) == 1
 
 
-def test_one_commit_serves_all_connections_of_a_turn_with_one_write_each() -> None:
+def test_one_commit_serves_all_connections_with_one_write_each() -> None:
     stage = Stage()
     one, two = stage.peer(), stage.peer()
     for opaque in range(3):
@@ -107,7 +107,7 @@ def test_one_commit_serves_all_connections_of_a_turn_with_one_write_each() -> No
     assert [wire.writes for wire in stage.wires.values()] == [[], []]
     assert len(stage.soon) == 1
 
-    stage.turns.commit()
+    stage.group_commit.commit()
 
     assert stage.store.commits == 1
     assert [len(wire.writes) for wire in stage.wires.values()] == [1, 1]
@@ -115,11 +115,11 @@ def test_one_commit_serves_all_connections_of_a_turn_with_one_write_each() -> No
     assert [a.opaque for a in stage.answers(two)] == [10, 11, 12]
 
 
-def test_the_next_turn_asks_for_its_own_end() -> None:
+def test_the_next_group_commit_is_scheduled_again() -> None:
     stage = Stage()
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.commit()
+    stage.group_commit.commit()
     stage.hold(peer, 2)
     assert len(stage.soon) == 2
 
@@ -128,7 +128,7 @@ def test_the_next_turn_asks_for_its_own_end() -> None:
     ("error", "code"), [(StoreFullError("no room in /store.", fix="Free space."), 14),
                         (StoreError("broken disk."), 1), (OSError(5, "Input/output error"), 1)],
 )  # fmt: skip
-def test_a_failed_commit_makes_errors_of_exactly_the_held_answers(
+def test_a_failed_commit_turns_only_its_own_answers_into_errors(
     error: Exception, code: int
 ) -> None:
     stage = Stage()
@@ -136,44 +136,44 @@ def test_a_failed_commit_makes_errors_of_exactly_the_held_answers(
     stage.hold(one, 1)
     stage.hold(two, 2)
     stage.store.error = error
-    stage.turns.commit()
+    stage.group_commit.commit()
     stage.store.error = None
     stage.hold(one, 3)
-    stage.turns.commit()
+    stage.group_commit.commit()
 
     assert [(a.opaque, a.code) for a in stage.answers(one)] == [(1, code), (3, 0)]
     assert [(a.opaque, a.code) for a in stage.answers(two)] == [(2, code)]
     assert str(error) in (stage.answers(two)[0].remark or "")
 
 
-def test_one_way_sends_are_committed_and_get_nothing_not_even_an_error() -> None:
+def test_one_way_sends_are_committed_and_never_answered() -> None:
     stage = Stage()
     peer = stage.peer()
     stage.hold(peer, 1, oneway=True)
-    stage.turns.commit()
+    stage.group_commit.commit()
     stage.hold(peer, 2, oneway=True)
     stage.store.error = StoreError("broken")
-    stage.turns.commit()
+    stage.group_commit.commit()
     assert stage.store.commits == 2
     assert b"".join(stage.wires[peer].writes) == b""
 
 
-def test_long_polls_are_woken_in_the_turn_that_shows_the_messages() -> None:
+def test_long_polls_are_woken_by_the_commit_that_makes_messages_visible() -> None:
     stage = Stage()
     stage.store.news = [("T", 0, 5)]
     stage.hold(stage.peer(), 1)
-    stage.turns.commit()
+    stage.group_commit.commit()
     assert stage.woken == [("T", 0, 5)]
 
 
 # ------------------------------------------------------------------------------- SYNC_FLUSH
 
 
-def test_sync_answers_wait_for_the_fsync_and_not_longer() -> None:
+def test_answers_wait_for_the_fsync() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.commit()
+    stage.group_commit.commit()
     assert stage.answers(peer) == []
     assert stage.store.published == []
 
@@ -181,15 +181,15 @@ def test_sync_answers_wait_for_the_fsync_and_not_longer() -> None:
 
     assert stage.store.published == [100]
     assert [a.opaque for a in stage.answers(peer)] == [1]
-    assert stage.turns.is_idle
+    assert stage.group_commit.is_idle
 
 
-def test_group_commit_that_come_during_an_fsync_share_the_next_one() -> None:
+def test_group_commits_that_end_during_an_fsync_share_the_next_one() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     for opaque in range(4):
         stage.hold(peer, opaque)
-        stage.turns.commit()
+        stage.group_commit.commit()
     assert len(stage.syncs) == 1
     stage.syncs.pop()(100)
     assert [a.opaque for a in stage.answers(peer)] == [0]
@@ -199,11 +199,11 @@ def test_group_commit_that_come_during_an_fsync_share_the_next_one() -> None:
     assert stage.syncs == []
 
 
-def test_who_does_not_want_to_wait_is_answered_after_the_commit_and_shown_after_the_fsync() -> None:
+def test_a_send_that_does_not_wait_is_answered_before_the_fsync_and_visible_after_it() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1, waits=False)
-    stage.turns.commit()
+    stage.group_commit.commit()
     assert [a.code for a in stage.answers(peer)] == [0]
     assert stage.store.published == []
     stage.syncs.pop()(100)
@@ -214,10 +214,10 @@ def test_a_slow_fsync_is_answered_flush_disk_timeout_once() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.commit()
+    stage.group_commit.commit()
     stage.clock.advance(5.1)
-    stage.turns.expire(stage.clock.monotonic_s())
-    stage.turns.expire(stage.clock.monotonic_s())
+    stage.group_commit.expire(stage.clock.monotonic_s())
+    stage.group_commit.expire(stage.clock.monotonic_s())
     late = stage.answers(peer)
     assert [(a.code, a.opaque, (a.fields or {})["queueOffset"]) for a in late] == [(10, 1, "7")]
     stage.syncs.pop()(100)
@@ -225,11 +225,11 @@ def test_a_slow_fsync_is_answered_flush_disk_timeout_once() -> None:
     assert len(stage.answers(peer)) == 1
 
 
-def test_a_failed_fsync_is_an_error_and_shows_nothing() -> None:
+def test_a_failed_fsync_is_an_error_and_publishes_nothing() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.commit()
+    stage.group_commit.commit()
     stage.syncs.pop()(StoreError("the disk failed"))
     assert [a.code for a in stage.answers(peer)] == [1]
     assert stage.store.published == []
@@ -241,22 +241,22 @@ def test_a_reader_that_fails_when_it_is_woken_does_not_fail_the_sends() -> None:
     def wake(*queue: object) -> None:
         raise OSError(5, "the reader failed")
 
-    stage.turns.wake = wake
+    stage.group_commit.wake = wake
     stage.store.news = [("T", 0, 1)]
     peer = stage.peer()
     stage.hold(peer, 1)
     with pytest.raises(OSError, match="reader"):
-        stage.turns.commit()
-    stage.turns.flush()
+        stage.group_commit.commit()
+    stage.group_commit.flush()
     assert [a.code for a in stage.answers(peer)] == [0]
 
 
-def test_an_unforeseen_error_of_the_commit_answers_everyone_too() -> None:
+def test_an_unexpected_error_of_the_commit_is_answered_as_well() -> None:
     stage = Stage()
     peer = stage.peer()
     stage.hold(peer, 1)
     stage.store.error = KeyError("a mistake of ours")
-    stage.turns.commit()
+    stage.group_commit.commit()
     assert [a.code for a in stage.answers(peer)] == [1]
 
 
@@ -266,18 +266,18 @@ def test_latency_is_counted_for_each_message() -> None:
     stage.hold(peer, 1)
     stage.hold(peer, 2)
     stage.clock.advance(0.003)
-    stage.turns.commit()
-    assert sum(stage.turns.latency_counts) == 2
-    assert stage.turns.latency_sum_s == pytest.approx(0.006)
+    stage.group_commit.commit()
+    assert sum(stage.group_commit.latency_counts) == 2
+    assert stage.group_commit.latency_sum_s == pytest.approx(0.006)
 
 
 def test_a_failed_fsync_says_that_the_message_may_come_back() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.commit()
+    stage.group_commit.commit()
     stage.hold(peer, 2)
-    stage.turns.commit()
+    stage.group_commit.commit()
     for _ in range(2):  # the second is refused by the log, and its message is written too
         stage.syncs.pop(0)(StoreError("Input/output error."))  # type: ignore[operator]
     assert [answer.code for answer in stage.answers(peer)] == [1, 1]
@@ -291,7 +291,7 @@ def test_a_failed_commit_that_may_come_back_does_not_say_that_it_was_not_stored(
     peer = stage.peer()
     stage.store.error = StoreUncertainError("It may come back.")
     stage.hold(peer, 1)
-    stage.turns.commit()
+    stage.group_commit.commit()
     assert [answer.remark for answer in stage.answers(peer)] == ["It may come back."]
 
 
@@ -299,30 +299,30 @@ def test_an_fsync_without_a_descriptor_is_tried_again_and_its_answers_wait() -> 
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.commit()
+    stage.group_commit.commit()
     stage.hold(peer, 2)
-    stage.turns.commit()
+    stage.group_commit.commit()
     stage.syncs.pop()(StoreTransientError("Too many open files."))  # type: ignore[operator]
     assert stage.answers(peer) == []
     assert stage.syncs == []
-    stage.turns.expire(0.2)
+    stage.group_commit.expire(0.2)
     stage.syncs.pop()(200)  # type: ignore[operator]
     assert [answer.code for answer in stage.answers(peer)] == [0, 0]
     assert stage.store.published == [200]
-    assert stage.turns.is_idle
+    assert stage.group_commit.is_idle
 
 
-def test_sends_behind_an_fsync_that_is_tried_for_long_are_answered_each_in_its_time() -> None:
+def test_sends_behind_a_retried_fsync_time_out_independently() -> None:
     stage = Stage(sync=True)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.commit()
+    stage.group_commit.commit()
     stage.clock.advance(6)
-    stage.turns.expire(6.0)
+    stage.group_commit.expire(6.0)
     stage.syncs.pop()(StoreTransientError("Too many open files."))  # type: ignore[operator]
     stage.hold(peer, 2)
-    stage.turns.commit()
-    stage.turns.expire(6.2)
+    stage.group_commit.commit()
+    stage.group_commit.expire(6.2)
     assert [answer.code for answer in stage.answers(peer)] == [10]
     stage.syncs.pop()(200)  # type: ignore[operator]
     assert [answer.code for answer in stage.answers(peer)] == [10, 0]
@@ -332,7 +332,7 @@ def test_sends_behind_an_fsync_that_is_tried_for_long_are_answered_each_in_its_t
 
 
 class FakeGate:
-    """Opens when it is told to."""
+    """A gate that a test opens."""
 
     def __init__(self, *, holds: bool = True) -> None:
         self.on_confirmed: list[Callable[[int], None]] = []
@@ -361,17 +361,17 @@ def test_answers_leave_when_the_gate_opens_and_not_before(sync: bool) -> None:
     stage = gated(gate, sync=sync)
     one, two = stage.peer(), stage.peer()
     stage.hold(one, 1)
-    stage.turns.commit()
+    stage.group_commit.commit()
     if sync:
         assert gate.waiting == []
         stage.syncs.pop()(100)  # type: ignore[operator]
     stage.hold(two, 2)
-    stage.turns.commit()
+    stage.group_commit.commit()
     if sync:
         stage.syncs.pop()(200)  # type: ignore[operator]
     assert [end for end, _ in gate.waiting] == [100, 200]
     assert not stage.answers(one)
-    assert not stage.turns.is_idle
+    assert not stage.group_commit.is_idle
     gate.open(100)
     assert [answer.opaque for answer in stage.answers(one)] == [1]
     assert not stage.answers(two)
@@ -379,66 +379,66 @@ def test_answers_leave_when_the_gate_opens_and_not_before(sync: bool) -> None:
     assert [answer.opaque for answer in stage.answers(two)] == [2]
     assert stage.store.confirmed == [100, 200]
     assert stage.store.published == []
-    assert stage.turns.is_idle
+    assert stage.group_commit.is_idle
 
 
-def test_who_does_not_wait_is_answered_before_the_gate_opens() -> None:
+def test_a_send_that_does_not_wait_is_answered_before_the_gate_opens() -> None:
     gate = FakeGate()
     stage = gated(gate)
     peer = stage.peer()
     stage.hold(peer, 1, waits=False)
-    stage.turns.commit()
+    stage.group_commit.commit()
     assert [answer.opaque for answer in stage.answers(peer)] == [1]
     assert [end for end, _ in gate.waiting] == [100], "others see it when it is safe"
 
 
-def test_a_master_that_does_not_hold_answers_shows_late() -> None:
+def test_a_gate_that_does_not_hold_answers_delays_only_visibility() -> None:
     gate = FakeGate(holds=False)
     stage = gated(gate)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.commit()
+    stage.group_commit.commit()
     assert [answer.code for answer in stage.answers(peer)] == [0]
     gate.open(100)
     assert stage.store.confirmed == [100]
 
 
-def test_without_a_slave_nobody_waits_and_nobody_sees() -> None:
+def test_without_a_slave_answers_do_not_wait_and_messages_stay_invisible() -> None:
     gate = FakeGate()
     gate.is_slave_missing = True
     stage = gated(gate)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.commit()
+    stage.group_commit.commit()
     assert [answer.code for answer in stage.answers(peer)] == [11]
     assert stage.store.confirmed == []
     gate.open(100)
     assert len(stage.answers(peer)) == 1, "it has been answered"
 
 
-def test_slaves_that_are_slow_are_waited_for_so_long() -> None:
+def test_slow_slaves_are_waited_for_until_slave_timeout() -> None:
     gate = FakeGate()
     stage = gated(gate)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.commit()
+    stage.group_commit.commit()
     stage.clock.advance(2.9)
-    stage.turns.expire(stage.clock.monotonic_s())
+    stage.group_commit.expire(stage.clock.monotonic_s())
     assert not stage.answers(peer)
     stage.clock.advance(0.2)
-    stage.turns.expire(stage.clock.monotonic_s())
+    stage.group_commit.expire(stage.clock.monotonic_s())
     assert [answer.code for answer in stage.answers(peer)] == [12]
     gate.open(100)
     assert len(stage.answers(peer)) == 1
 
 
-def test_a_deposed_master_is_unsure_of_what_it_holds() -> None:
+def test_a_deposed_master_answers_that_the_result_is_uncertain() -> None:
     gate = FakeGate()
     stage = gated(gate)
     peer = stage.peer()
     stage.hold(peer, 1)
-    stage.turns.commit()
+    stage.group_commit.commit()
     gate.waiting.pop()[1](StoreUncertainError("replica 2 is master"))
-    stage.turns.flush()
+    stage.group_commit.flush()
     assert [answer.code for answer in stage.answers(peer)] == [1]
-    assert stage.turns.is_idle
+    assert stage.group_commit.is_idle

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from simulation.stepped import SteppedBroker, SteppedClient
-from sluicemq.broker.consume.filters import Watch
+from sluicemq.broker.consume.filters import CompiledSubscription
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
 from sluicemq.wire import bodies
@@ -106,7 +106,7 @@ def test_the_notice_comes_before_the_answer_that_caused_it(client: SteppedClient
 def test_a_client_without_queues_is_not_notified(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    client.peer.has_queues = False
+    client.peer.can_rebalance = False
     beat(client, ("T", "A", 1))
     beat(broker.connect(), ("T", "A", 1), name="d")
     assert notices(client) == 0
@@ -130,7 +130,7 @@ def test_notices_can_be_switched_off(
 
 
 def expression(broker: SteppedBroker, topic: str = "T") -> str | None:
-    watch = broker.core.consumers.groups["G"].watches.get(topic)
+    watch = broker.core.consumers.groups["G"].subscriptions.get(topic)
     return watch.subscription.expression if watch else None
 
 
@@ -170,7 +170,7 @@ def test_text_that_a_filter_ignores_is_served_as_in_rocketmq_and_named_in_the_lo
 ) -> None:
     caplog.set_level(logging.WARNING)
     assert check(client, "n > 5 ) garbage", SQL92).code == 0
-    Watch(Subscription("T", "n > 5 ) garbage", SQL92))
+    CompiledSubscription(Subscription("T", "n > 5 ) garbage", SQL92))
     assert "') garbage' is ignored at the end of 'n > 5 ) garbage'" in caplog.text
 
 

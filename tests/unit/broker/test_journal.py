@@ -169,7 +169,7 @@ def test_a_line_cut_short_is_dropped_and_one_in_the_middle_costs_itself_alone(
     after = SteppedBroker(files=rotten)
     assert {"One", "Three"} <= after.core.topics.table.keys()
     assert "Tvo" not in after.core.topics
-    assert "1 lines before good ones cannot be read" in caplog.text
+    assert "1 lines before readable ones cannot be read" in caplog.text
 
 
 def test_a_file_that_a_java_broker_wrote_since_is_not_overruled(
@@ -207,7 +207,7 @@ class Changing:
                 self.broker.finish_announcements()
                 self.take_answers()
             if self.rng.random() < 0.3:
-                for document in self.broker.core.journaled:
+                for document in self.broker.core.journaled_documents:
                     document.save()
 
     def change(self) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, read_all
 from simulation.stepped import SteppedBroker, SteppedClient, send_fields
-from sluicemq.broker.offsets import TELLS_MAX, Resets
+from sluicemq.broker.offsets import REDIRECTS_MAX, Resets
 from sluicemq.model.subscription import TAG
 from sluicemq.testing.virtual import RESOLUTION_S, VirtualClock
 from sluicemq.wire import bodies
@@ -12,31 +12,31 @@ from sluicemq.wire import bodies
 
 def test_a_pull_that_waited_does_not_prove_that_its_reader_has_heard() -> None:
     resets = Resets()
-    resets.put("lane", "T", 0, 3)
-    assert resets.tell("lane", "T", 0, 8, "c1", is_parked=True) == 3
+    resets.add("lane", "T", 0, 3)
+    assert resets.redirect("lane", "T", 0, 8, "c1", is_parked=True) == 3
     # Another pull of the same client, from before its connection broke, stands at that offset.
-    assert resets.tell("lane", "T", 0, 3, "c1", is_parked=True) == 3
-    for _ in range(2 * TELLS_MAX):
-        assert resets.tell("lane", "T", 0, 8, "c1", is_parked=True) == 3
-    assert resets.blocks("lane", "T", 0)
+    assert resets.redirect("lane", "T", 0, 3, "c1", is_parked=True) == 3
+    for _ in range(2 * REDIRECTS_MAX):
+        assert resets.redirect("lane", "T", 0, 8, "c1", is_parked=True) == 3
+    assert resets.blocks_commits("lane", "T", 0)
 
 
 def test_the_client_that_reads_the_queue_now_has_to_hear() -> None:
     resets = Resets()
-    resets.put("lane", "T", 0, 7)
-    assert resets.tell("lane", "T", 0, 12, "gone") == 7
-    assert resets.tell("lane", "T", 0, 12, "reader") == 7  # it was never told
-    assert resets.blocks("lane", "T", 0)
-    assert resets.tell("lane", "T", 0, 7, "reader") is None
+    resets.add("lane", "T", 0, 7)
+    assert resets.redirect("lane", "T", 0, 12, "gone") == 7
+    assert resets.redirect("lane", "T", 0, 12, "reader") == 7  # it was never told
+    assert resets.blocks_commits("lane", "T", 0)
+    assert resets.redirect("lane", "T", 0, 7, "reader") is None
     assert not resets
 
 
 def test_a_reset_of_a_group_is_heard_with_the_next_pull_as_ever() -> None:
     resets = Resets()
-    resets.put("G", "T", 0, 5)
-    assert resets.tell("G", "T", 0, 9) == 5
-    assert resets.tell("G", "T", 0, 5) is None
-    assert not resets.blocks("G", "T", 0)
+    resets.add("G", "T", 0, 5)
+    assert resets.redirect("G", "T", 0, 9) == 5
+    assert resets.redirect("G", "T", 0, 5) is None
+    assert not resets.blocks_commits("G", "T", 0)
 
 
 def test_virtual_time_passes_however_near_the_timer_is() -> None:
@@ -76,7 +76,7 @@ def test_a_new_lane_is_not_sent_where_the_one_of_its_subscription_was_before_it(
     lanes = broker.core.lanes.table["G"]
     gone.leave(says_so=True)
     key = next(key for key, lane in lanes.lanes.items() if not lane.members)
-    lanes.resets.put(key, "T", 0, 0)
+    lanes.resets.add(key, "T", 0, 0)
     broker.pass_seconds(31)
     broker.pass_seconds(1)
     assert len(lanes.lanes) == 2, "it is forgotten: others want all that it wanted"
@@ -140,12 +140,12 @@ def test_a_lane_that_moved_on_by_itself_is_not_sent_behind_that(
 ) -> None:
     """The split cluster's seed 94: nobody was there to hear of the reset."""
     resets = Resets()
-    resets.put("lane", "T", 0, 5)
-    resets.follow("lane", "T", 0, 10)
-    resets.follow("lane", "T", 1, 10)
-    assert resets.tell("lane", "T", 0, 14, "c") == 10
-    resets.follow("lane", "T", 0, 3)
-    assert resets.tell("lane", "T", 0, 14, "c") == 10
+    resets.add("lane", "T", 0, 5)
+    resets.raise_offset("lane", "T", 0, 10)
+    resets.raise_offset("lane", "T", 1, 10)
+    assert resets.redirect("lane", "T", 0, 14, "c") == 10
+    resets.raise_offset("lane", "T", 0, 3)
+    assert resets.redirect("lane", "T", 0, 14, "c") == 10
     assert len(resets) == 1
     shared = Shared("G")
     stay = _takes_all(broker, shared)
@@ -158,7 +158,7 @@ def test_a_lane_that_moved_on_by_itself_is_not_sent_behind_that(
     queue = next(queue for queue, place in places.items() if place.position == 2)
     gone.leave(says_so=True)
     key = next(key for key, lane in lanes.lanes.items() if not lane.members)
-    lanes.resets.put(key, *queue, 0)
+    lanes.resets.add(key, *queue, 0)
     back = ModelConsumer(broker, shared, "back", late, 1)
     _read(*stay, back)
     assert set(shared.deliveries.values()) == {1}

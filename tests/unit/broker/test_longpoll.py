@@ -7,7 +7,7 @@ from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.group_commit import Parked
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.limits import TURN_S, Shares
+from sluicemq.net.limits import ROUND_BUDGET_S, FairScheduler
 from sluicemq.wire.frames import Command, decode
 
 
@@ -31,7 +31,7 @@ class Polls:
             lambda peer, answer, *_: self.held.append(answer),
             lambda: None,
             size_max,
-            Shares(ManualClock().monotonic_s, lambda run: None),
+            FairScheduler(ManualClock().monotonic_s, lambda run: None),
         )
 
     def park(self, peer: Peer, *, deadline_s: float = 15.0, wants: bool = True) -> Parked:
@@ -62,7 +62,7 @@ def test_a_crowd_looks_in_slices_behind_answers_and_who_has_used_least_first() -
     clock, log, soon = ManualClock(), list[Peer | str](), list[Callable[[], None]]()
     polls = LongPolls(
         lambda peer, frame: None, lambda *_: None, lambda: log.append("answers"), 1000,
-        Shares(clock.monotonic_s, soon.append),
+        FairScheduler(clock.monotonic_s, soon.append),
     )  # fmt: skip
     greedy, others = new_peer(), [new_peer() for _ in range(100)]
     for peer in [greedy] * 100 + others:
@@ -80,7 +80,7 @@ def test_a_crowd_looks_in_slices_behind_answers_and_who_has_used_least_first() -
         for run in coming:
             run()
         longest_s = max(longest_s, clock.monotonic_s() - begin_s)
-    assert longest_s <= TURN_S + 0.0002
+    assert longest_s <= ROUND_BUDGET_S + 0.0002
     assert log[0] == "answers"
     assert [log.count(peer) for peer in (greedy, *others)] == [100] + [1] * 100
     assert max(log.index(peer) for peer in others) < 130
@@ -137,7 +137,7 @@ def test_a_connection_that_breaks_takes_its_pulls_with_it() -> None:
     for _ in range(3):
         polls.park(gone)
     polls.park(there)
-    polls.polls.disconnect(gone)
+    polls.polls.remove_connection(gone)
     assert len(polls.polls) == 1
     polls.polls.wake("T", 0, 6)
     assert polls.written == [(there, b"found")]

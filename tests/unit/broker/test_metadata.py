@@ -312,7 +312,7 @@ def test_a_file_survives_a_crash_as_it_was_saved_last(broker: SteppedBroker) -> 
 def test_a_file_that_cannot_be_written_stays_changed(broker: SteppedBroker) -> None:
     document = broker.core.topics.document
     document.save()
-    assert document.take() is None
+    assert document.prepare_write() is None
     broker.core.topics.put(TopicConfig("Later", 1, 1))
     broker.files.fail_next("write", 28, path_part="topics.json")
     with pytest.raises(OSError, match="space"):

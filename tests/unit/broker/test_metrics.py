@@ -15,8 +15,13 @@ from simulation.lanes import ModelConsumer, Shared, balance
 from simulation.pops import POP, ack, fill, handles, pop_fields
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.admin.status import Days, Rates
-from sluicemq.broker.metrics import BrokerCollector, serve, unhealthy, unready
-from sluicemq.broker.registration import NameServer
+from sluicemq.broker.metrics import (
+    BrokerCollector,
+    find_health_problems,
+    find_readiness_problems,
+    serve_metrics,
+)
+from sluicemq.broker.registration import NameServerState
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import StoreError
 from sluicemq.model.subscription import TAG
@@ -135,7 +140,7 @@ def test_state_is_shown(broker: SteppedBroker, client: SteppedClient) -> None:
 
 
 def test_the_port_serves_and_closes(broker: SteppedBroker) -> None:
-    opened = serve(BrokerCollector(lambda: broker.core), BrokerConfig(metrics_port=0))
+    opened = serve_metrics(BrokerCollector(lambda: broker.core), BrokerConfig(metrics_port=0))
     assert opened is not None
     port, close = opened
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=limit(5)) as answer:
@@ -151,12 +156,14 @@ def test_in_the_place_of_a_port_in_use_a_free_one_is_taken_and_said(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         caplog.set_level(logging.WARNING)
-        opened = serve(BrokerCollector(lambda: broker.core), BrokerConfig(metrics_port=port))
+        opened = serve_metrics(
+            BrokerCollector(lambda: broker.core), BrokerConfig(metrics_port=port)
+        )
     assert opened is not None
     found, close = opened
     close()
     assert found not in (0, port)
-    assert f"port {port} is taken: metrics at the free port {found}. " in caplog.text
+    assert f"port {port} is in use: serving metrics on the free port {found}. " in caplog.text
     assert "--metrics-port" in caplog.text
 
 
@@ -164,8 +171,8 @@ def test_without_an_address_of_this_machine_there_are_no_metrics(
     broker: SteppedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = BrokerConfig(metrics_host="192.0.2.1", metrics_port=0)
-    assert serve(BrokerCollector(lambda: broker.core), config) is None
-    assert "no metrics: port 0 cannot be had" in caplog.text
+    assert serve_metrics(BrokerCollector(lambda: broker.core), config) is None
+    assert "not serving metrics: cannot open port 0" in caplog.text
 
 
 def test_rates_are_differences_of_samples() -> None:
@@ -189,7 +196,7 @@ def test_the_first_day_has_no_morning_before_it() -> None:
 def test_probes_say_what_is_amiss(broker: SteppedBroker) -> None:
     amiss: list[str] = []
     config = BrokerConfig(metrics_port=0)
-    opened = serve(BrokerCollector(lambda: broker.core), config, readiness=lambda: amiss)
+    opened = serve_metrics(BrokerCollector(lambda: broker.core), config, readiness=lambda: amiss)
     assert opened is not None
     port, close = opened
 
@@ -211,24 +218,31 @@ def test_probes_say_what_is_amiss(broker: SteppedBroker) -> None:
 
 
 def test_a_loop_that_hangs_is_unhealthy(broker: SteppedBroker) -> None:
-    broker.core.second()
-    assert unhealthy(broker.core) == []
+    broker.core.run_every_second()
+    assert find_health_problems(broker.core) == []
     broker.clock.advance(31)
-    assert "31 s" in unhealthy(broker.core)[0]
+    assert "31 s" in find_health_problems(broker.core)[0]
 
 
 def test_a_store_that_refuses_all_writes_fails_both_probes_and_the_metric(
     broker: SteppedBroker,
 ) -> None:
     registration = SimpleNamespace(name_servers=[])
-    broker.core.second()
-    assert unhealthy(broker.core) == unready(broker.core, registration) == []  # type: ignore[arg-type]
+    broker.core.run_every_second()
+    assert (
+        find_health_problems(broker.core)
+        == find_readiness_problems(broker.core, registration)
+        == []
+    )  # type: ignore[arg-type]
     assert value(broker, "sluicemq_store_failed") == 0
     broker.connect().call(310, send_fields(), b"x")
     broker.files.fail_next("sync", errno.EIO, path_part="commitlog")
     with pytest.raises(StoreError):
         broker.store.sync()
-    for reasons in (unhealthy(broker.core), unready(broker.core, registration)):  # type: ignore[arg-type]
+    for reasons in (
+        find_health_problems(broker.core),
+        find_readiness_problems(broker.core, registration),
+    ):  # type: ignore[arg-type]
         assert "refuses all writes" in reasons[0]
         assert "Input/output error" in reasons[0]
         assert "restart the broker" in reasons[0]
@@ -236,31 +250,31 @@ def test_a_store_that_refuses_all_writes_fails_both_probes_and_the_metric(
 
 
 async def test_a_broker_between_two_roles_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluicemq.net.wsgi.STILL_S", -1.0)
+    monkeypatch.setattr("sluicemq.net.wsgi.LOOP_STALL_S", -1.0)
     async with embedded() as mq:
         broker = mq.servers.broker
-        broker.core.second()
-        assert unhealthy(broker.core)
+        broker.core.run_every_second()
+        assert find_health_problems(broker.core)
         await broker.close()
-        assert unhealthy(broker.core) == []
+        assert find_health_problems(broker.core) == []
 
 
 def test_a_broker_that_clients_cannot_find_or_use_is_not_ready(
     broker: SteppedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = NameServer("one:1", is_known=True)
-    registration = SimpleNamespace(name_servers=[known, NameServer("two:2", failures=3)])
-    assert unready(broker.core, registration) == []  # type: ignore[arg-type]
+    known = NameServerState("one:1", is_registered=True)
+    registration = SimpleNamespace(name_servers=[known, NameServerState("two:2", failures=3)])
+    assert find_readiness_problems(broker.core, registration) == []  # type: ignore[arg-type]
     known.failures = 1
-    assert "registration" in unready(broker.core, registration)[0]  # type: ignore[arg-type]
+    assert "registration" in find_readiness_problems(broker.core, registration)[0]  # type: ignore[arg-type]
     monkeypatch.setattr(type(broker.store.retention), "is_refusing", True)
-    assert "disk is full" in unready(broker.core, registration)[0]  # type: ignore[arg-type]
+    assert "disk is full" in find_readiness_problems(broker.core, registration)[0]  # type: ignore[arg-type]
 
 
 def test_slow_requests_are_logged_as_long_as_the_setting_says(
     broker: SteppedBroker, client: SteppedClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shares, peer = broker.core.shares, client.peer
+    shares, peer = broker.core.scheduler, client.peer
     begin_s = broker.clock.monotonic_s()
     broker.clock.advance(1.5)
     with caplog.at_level(logging.WARNING, "sluicemq.slow"):

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from otlp_receiver import Receiver, attributes_of
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.metrics import BrokerCollector
-from sluicemq.broker.otlp import Push, export
+from sluicemq.broker.otlp import MetricsPusher, export
 from sluicemq.config import BrokerConfig, load_broker_config
 from sluicemq.errors import ConfigurationError
 from sluicemq.testing.embedded import embedded
@@ -82,7 +82,7 @@ def test_names_labels_and_values_are_those_of_the_page(
     config = BrokerConfig(
         otlp_endpoint=receiver.url, otlp_headers="api-key:secret, team:a", otlp_interval_ms=20
     )
-    push = Push(collector.collect, config, "broker", "broker-a")
+    push = MetricsPusher(collector.collect, config, "broker", "broker-a")
     push.start()
     path, headers, request = receiver.take()
     push.close()
@@ -115,7 +115,7 @@ def test_an_endpoint_that_is_down_is_a_line_once_and_so_is_its_return(
 
     receiver.answers[0] = 400  # an error that the exporter does not try again
     config = BrokerConfig(otlp_endpoint=receiver.url, otlp_interval_ms=5)
-    push = Push(collect, config, "broker", "broker-a")
+    push = MetricsPusher(collect, config, "broker", "broker-a")
     push.start()
     assert rounds[3].wait(limit(20)), "it goes on trying"
     receiver.answers[0] = 200
@@ -124,9 +124,9 @@ def test_an_endpoint_that_is_down_is_a_line_once_and_so_is_its_return(
     push.close()
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 2
-    assert "cannot be pushed by OTLP" in said[0]
+    assert "Pushing metrics by OTLP failed" in said[0]
     assert "400" in said[0]
-    assert said[1] == "metrics are taken by the OTLP endpoint again"
+    assert said[1] == "The OTLP endpoint accepts metrics again."
 
 
 def test_a_push_that_nobody_takes_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_push_that_nobody_takes_does_not_hold_up_the_end(monkeypatch: pytest.M
 
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         config = BrokerConfig(otlp_endpoint=url, otlp_interval_ms=1)
-        push = Push(collect, config, "broker", "broker-a")
+        push = MetricsPusher(collect, config, "broker", "broker-a")
         push.start()
         assert began.wait(limit(20))
         push.close()
@@ -180,7 +180,7 @@ def test_what_cannot_be_pushed_says_what_to_write(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError, match=words) as raised:
-        Push(list, config, "broker", "broker-a")
+        MetricsPusher(list, config, "broker", "broker-a")
     assert "secret" not in str(raised.value)
 
 
@@ -188,7 +188,7 @@ def test_a_missing_package_is_said_with_its_cure(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
     monkeypatch.delitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", raising=False)
     with pytest.raises(ConfigurationError, match="otlp"):
-        Push(list, BrokerConfig(otlp_enable=True), "broker", "broker-a")
+        MetricsPusher(list, BrokerConfig(otlp_enable=True), "broker", "broker-a")
 
 
 def test_grpc_is_refused_with_the_setting_to_use_instead() -> None:

@@ -187,7 +187,7 @@ def test_only_so_many_wait_in_all(broker: SteppedBroker) -> None:
 
 
 def test_what_the_broker_has_no_room_for_is_told_so(broker: SteppedBroker) -> None:
-    broker.core.polls.size_max = 1
+    broker.core.polls.parked_max = 1
     waiting = [Waiting(broker, consumerGroup=group) for group in "GH"]
     assert [one.answer and one.answer.code for one in waiting] == [None, FULL]
     assert fields_of(Waiting(broker, NOTIFY).answer)["pollingFull"] == "true"
@@ -198,7 +198,7 @@ def test_a_connection_that_breaks_gets_nothing(
 ) -> None:
     waiting = [Waiting(broker) for _ in range(3)]
     waiting[0].client.disconnect()
-    waiting[1].client.peer.lost()  # the broker has not heard of it
+    waiting[1].client.peer.connection_lost()  # the broker has not heard of it
     fill(client, 1)
     broker.settle()
     assert numbers(waiting[2].answer) == [0]
@@ -208,7 +208,7 @@ def test_the_offer_of_one_that_goes_is_for_the_next(
     broker: SteppedBroker, client: SteppedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = [Waiting(broker) for _ in range(3)]
-    shares = broker.core.shares
+    shares = broker.core.scheduler
     busy = True
     monkeypatch.setattr(type(shares), "has_to_wait", lambda _, peer: busy)
     fill(client, 1)
@@ -226,9 +226,9 @@ def test_a_pop_that_was_not_let_look_does_so_at_its_deadline_and_passes_on_what_
     first = Waiting(broker, maxMsgNums=1)
     broker.run(10)
     second = Waiting(broker)
-    shares = broker.core.shares
+    shares = broker.core.scheduler
     monkeypatch.setattr(type(shares), "has_to_wait", lambda _, peer: peer is first.client.peer)
-    monkeypatch.setattr(type(shares), "add", lambda _, who, run: None)
+    monkeypatch.setattr(type(shares), "schedule_slice", lambda _, who, run: None)
     fill(client, messages)
     assert (first.answer, second.answer) == (None, None)
     broker.run(5)
@@ -244,9 +244,9 @@ def test_a_pop_whose_last_look_is_in_vain_passes_its_offer_on(
     first = Waiting(broker)
     broker.run(10)
     second = Waiting(broker)
-    shares, look = broker.core.shares, Pop._look
+    shares, look = broker.core.scheduler, Pop._look
     monkeypatch.setattr(type(shares), "has_to_wait", lambda _, peer: peer is first.client.peer)
-    monkeypatch.setattr(type(shares), "add", lambda _, who, run: None)
+    monkeypatch.setattr(type(shares), "schedule_slice", lambda _, who, run: None)
 
     def has_no_time(pop: Pop, popping: Popping) -> Look:
         is_first = popping.peer is first.client.peer

@@ -26,7 +26,7 @@ def written() -> CrashableFiles:
     client = broker.connect()
     for number in range(20):
         assert client.call(310, send_fields(), b"body %d" % number + bytes(300)).code == 0
-    broker.core.groups.find("G")
+    broker.core.groups.get_or_create("G")
     client.call(15, {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 5})
     for document in broker.core.documents:
         document.save()

@@ -20,17 +20,18 @@ from simulation.stepped import (
     SteppedClient,
     send_fields,
 )
-from sluicemq.client.core.consuming import retry_copy
+from sluicemq.client.core.consuming import make_retry_message
 from sluicemq.config import BrokerConfig
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.properties import RESERVED, OnSend, Reserved
+from sluicemq.model.system_names import STAGING_TOPIC
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.record.batch_columns import COUNT_MIN
 from sluicemq.record.codec import as_dict, decode_records, encode_batch
 from sluicemq.store.tools.layout import StoreLayout
 from sluicemq.store.tools.verify import verify
 from sluicemq.testing.files import CrashableFiles
-from sluicemq.wire.staging import STAGING_TOPIC, Owner, Stage, StagedRange, encode_staged_ranges
+from sluicemq.wire.staging import Owner, Stage, StagedRange, encode_staged_ranges
 
 pytestmark = pytest.mark.slow
 
@@ -49,9 +50,9 @@ def start(*, is_compiled: bool = True, columns: bool = True) -> tuple[SteppedBro
     )
     broker.core.topics.put(TopicConfig("T", 1, 1), TopicConfig("secret", 1, 1))
     broker.core.groups.put(GroupConfig("G", retry_queues=1))
-    broker.store.writer.takes_columns = columns
+    broker.store.writer.can_append_columns = columns
     if not is_compiled:
-        broker.dispatcher.run = None
+        broker.dispatcher.run_engine = None
         broker.core.send.compiled = None
     return broker, broker.connect()
 
@@ -283,7 +284,7 @@ def put_raw(broker: SteppedBroker, properties: str, topic: str = "T") -> None:
     """A record as another release, or a Java broker, may have stored it."""
     host = broker.settings.store_host
     broker.store.writer.append(topic, 0, b"old", properties.encode(), 0, 0, 0, START_MS, host, host)
-    broker.core.turns.commit_internal()
+    broker.core.group_commit.commit_internal()
     broker.step()
 
 
@@ -371,7 +372,7 @@ def test_a_retry_says_where_its_message_really_lay(times: int) -> None:
     forged = "UNIQ_KEY\x01AB\x02RETRY_TOPIC\x01secret\x02ORIGIN_MESSAGE_ID\x01BAD\x02"
     client.call(310, send_fields("T", forged), b"x")
     (first,) = stored(broker)
-    copy = retry_copy(first, "G", 0, 0, None)
+    copy = make_retry_message(first, "G", 0, 0, None)
     place, topic = first.physical_offset, "T"
     for _ in range(times):
         fields = {"offset": place, "group": "G", "delayLevel": 1, "originTopic": topic}

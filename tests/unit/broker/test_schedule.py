@@ -12,9 +12,9 @@ from simulation.stepped import (
     SteppedClient,
     send_fields,
 )
-from sluicemq.broker.topics import SCHEDULE_TOPIC
 from sluicemq.config import StoreConfig
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.record.codec import decode_records
 from sluicemq.testing.files import CrashableFiles
 

@@ -14,11 +14,12 @@ from metered import RunningClock
 from simulation.stepped import SMALL, START_MS, SteppedBroker, SteppedClient, send_fields
 from sluicemq.broker.produce import intake
 from sluicemq.broker.produce.intake import APART_MIN
+from sluicemq.model.system_names import STAGING_TOPIC
 from sluicemq.record import batch_columns
 from sluicemq.record.codec import encode_batch
 from sluicemq.store.index import columns as index_columns
 from sluicemq.wire.codes import RequestCode, ResponseCode
-from sluicemq.wire.staging import STAGING_TOPIC, Owner, Stage, StagedRange
+from sluicemq.wire.staging import Owner, Stage, StagedRange
 from sluicemq.wire.staging import encode_staged_ranges as ranges_of
 
 pytestmark = pytest.mark.slow
@@ -65,7 +66,7 @@ def batches(draw: st.DrawFn) -> list[Entry]:
 
 def broker_with(*, columns: bool) -> tuple[SteppedBroker, SteppedClient]:
     broker = SteppedBroker(store_config=LARGE)
-    broker.store.writer.takes_columns = columns
+    broker.store.writer.can_append_columns = columns
     return broker, broker.connect()
 
 

@@ -5,19 +5,19 @@ from dataclasses import replace
 
 from sluicemq.broker.epochs import staged
 from sluicemq.broker.epochs.staged import StagedSeen
-from sluicemq.store.writer import Part
+from sluicemq.store.writer import BatchPart
 from sluicemq.wire.staging import Owner, Stage, StagedRange
 
 OWNER = Owner("q", 7, 3, 0)
 PLAIN = Stage(OWNER, "T")
 
 
-def batch(stage: Stage, *bodies: bytes) -> list[Part]:
+def batch(stage: Stage, *bodies: bytes) -> list[BatchPart]:
     start = f"SLUICE_STAGE\x01{stage.encode()}\x02SLUICE_ID\x01".encode()
     return [(0, body, start + b"X%d\x02" % number, 0) for number, body in enumerate(bodies)]
 
 
-def note(seen: StagedSeen, queue_id: int, offset: int, parts: list[Part]) -> None:
+def note(seen: StagedSeen, queue_id: int, offset: int, parts: list[BatchPart]) -> None:
     seen.note(queue_id, offset, [part[2] for part in parts], [part[1] for part in parts])
 
 

@@ -30,7 +30,7 @@ def commit(client: SteppedClient, offset: int) -> None:
 def pass_s(broker: SteppedBroker, seconds: int) -> None:
     for _ in range(seconds):
         broker.clock.advance(1)
-        broker.core.second()
+        broker.core.run_every_second()
 
 
 def counted(client: SteppedClient, name: str, key: str) -> dict[str, dict[str, float]]:

@@ -28,8 +28,12 @@ async def test_a_table_that_cannot_be_rendered_keeps_no_other_from_being_saved(
         core.offsets.commit("g", "t", 0, 777)
     errors = [one for one in caplog.records if one.levelno >= logging.ERROR]
     assert [one.exc_info is not None for one in errors] == [True, False]
-    assert "sluiceLocks.json cannot be saved (TypeError" in errors[0].getMessage()
-    assert errors[1].getMessage().startswith("The broker stops, and these files are not saved:")
+    assert "sluiceLocks.json (TypeError" in errors[0].getMessage()
+    assert (
+        errors[1]
+        .getMessage()
+        .startswith("The broker is stopping, but these files could not be saved:")
+    )
     assert errors[1].getMessage().endswith("config/sluiceLocks.json")
     monkeypatch.undo()
     async with embedded(clock=VirtualClock(), store=str(tmp_path)) as mq:
@@ -46,7 +50,7 @@ async def test_each_step_of_a_stop_is_done_though_the_one_before_it_fails(
         await mq.admin.create_topic("t", queues=1)
         core = mq.servers.brokers["broker-a"].core
         core.offsets.commit("g", "t", 0, 777)
-        monkeypatch.setattr(type(core.turns), "end", broken)
+        monkeypatch.setattr(type(core.group_commit), "commit", broken)
         monkeypatch.setattr(type(core.delayed), "save", broken)
     names = ("stop, held answers", "stop, delivery state")
     assert all(f"Background job '{name}' failed: TypeError" in caplog.text for name in names)

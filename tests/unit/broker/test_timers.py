@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClient, send_fields
-from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.model.ids import RecallHandle
+from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.record.codec import decode_records
 from sluicemq.store.timers.files import NONE
 from sluicemq.testing.files import CrashableFiles

@@ -145,7 +145,7 @@ def test_pulls_of_other_groups_and_queues_stay_on_the_quick_path(
     send(client, 5)
     commit(client, 5, "gone")
     recreate(client, after_deletion=50)
-    assert broker.core.offsets.resets.blocks("gone", "T", 0)
+    assert broker.core.offsets.resets.blocks_commits("gone", "T", 0)
     slow: list[object] = []
     pull = type(broker.core.pull).pull
     monkeypatch.setattr(
@@ -163,7 +163,9 @@ def test_the_reset_survives_a_crash_of_the_broker_and_an_orderly_stop(
     send(client, 50)
     commit(client, 50)
     client.call(DELETE, {"topic": "T"})
-    assert broker.core.offsets.is_urgent, "the deletion is answered when the offsets are on disk"
+    assert broker.core.offsets.must_save_now, (
+        "the deletion is answered when the offsets are on disk"
+    )
     broker.core.offsets.document.save()
     broker.core.offsets.resets_document.save()
     broker.finish_announcements()
@@ -210,7 +212,7 @@ def test_a_crash_in_the_middle_of_a_creation_is_made_up_for_at_the_start(
     broker.finish_announcements()  # the topic is on disk, the offsets are not
     again = SteppedBroker(files=broker.files.kill())
     assert again.core.offsets.committed("G", "T", 1) == 0
-    assert again.core.offsets.deleted == {}
+    assert again.core.offsets.groups_by_deleted_topic == {}
 
 
 def test_a_group_that_used_the_new_topic_at_another_broker_keeps_its_offsets(
@@ -243,9 +245,9 @@ def test_a_deleted_group_and_the_oldest_deletions_are_forgotten(
             client.call(11, pull_fields(topic, consumerGroup=group, sysFlag=5))
             assert client.call(UPDATE_OFFSET, fields).code == 0
         client.call(DELETE, {"topic": topic})
-    assert broker.core.offsets.deleted == {"B": {"G", "H"}, "C": {"G", "H"}}
+    assert broker.core.offsets.groups_by_deleted_topic == {"B": {"G", "H"}, "C": {"G", "H"}}
     client.call(DELETE_GROUP, {"groupName": "H", "cleanOffset": "true"})
-    assert broker.core.offsets.deleted == {"B": {"G"}, "C": {"G"}}
+    assert broker.core.offsets.groups_by_deleted_topic == {"B": {"G"}, "C": {"G"}}
 
 
 def test_an_operator_may_send_the_group_elsewhere_after_the_creation(

@@ -13,11 +13,10 @@ from simulation.stepped import (
     pull_fields,
     send_fields,
 )
-from sluicemq.broker.topics import HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC
-from sluicemq.broker.transactions.prepared import GROUP
 from sluicemq.broker.transactions.transactions import GivenUp
 from sluicemq.config import BrokerConfig
 from sluicemq.model.message import StoredMessage
+from sluicemq.model.system_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from sluicemq.record.codec import decode_record, decode_records
 from sluicemq.wire import bodies
 from sluicemq.wire.bodies import Heartbeat, encode_heartbeat
@@ -394,7 +393,7 @@ def test_an_undecided_transaction_is_asked_about_when_its_time_is_over(
 def test_another_client_decides_when_the_sender_is_dead(broker: SteppedBroker) -> None:
     sender, other = producer(broker, "sender"), producer(broker, "other")
     begin(sender)
-    broker.core.disconnected(sender.peer)
+    broker.core.on_disconnect(sender.peer)
     sender.peer.closed = True
     run(broker, 7)
     assert questions(sender) == []
@@ -515,7 +514,7 @@ def test_after_so_many_checks_a_transaction_is_given_up(
     broker: SteppedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[GivenUp] = []
-    broker.core.checks.on_given_up.append(told.append)
+    broker.core.transactions.on_given_up.append(told.append)
     client = producer(broker)
     sent = begin(client)
     with caplog.at_level(logging.ERROR):
@@ -527,8 +526,8 @@ def test_after_so_many_checks_a_transaction_is_given_up(
     assert len(lines) == 1
     assert "ID1 of producer group P for topic T is given up after 15 checks" in lines[0]
     assert [(one.unique_id, one.checks, one.topic) for one in told] == [("ID1", 15, "T")]
-    assert broker.core.checks.given_up == 1
-    [kept] = visible(broker, LIMIT_TOPIC)
+    assert broker.core.transactions.given_up == 1
+    [kept] = visible(broker, CHECK_MAX_TOPIC)
     assert (kept.body, kept.properties["REAL_TOPIC"]) == (b"body-1", "T")
     assert bodies_of(broker) == []
     answer = client.call(37, sent.end(COMMIT))
@@ -540,9 +539,9 @@ def test_a_transaction_that_is_older_than_the_log_is_kept_is_given_up(
 ) -> None:
     begin(broker.connect())
     run(broker, 72 * 3600, 600.0)
-    assert visible(broker, LIMIT_TOPIC) == []
+    assert visible(broker, CHECK_MAX_TOPIC) == []
     run(broker, 700, 50.0)
-    assert len(visible(broker, LIMIT_TOPIC)) == 1
+    assert len(visible(broker, CHECK_MAX_TOPIC)) == 1
 
 
 def test_a_hook_that_fails_harms_nobody(
@@ -553,10 +552,10 @@ def test_a_hook_that_fails_harms_nobody(
     def broken(given_up: GivenUp) -> None:
         raise KeyError(given_up.unique_id)
 
-    broker.core.checks.on_given_up.append(broken)
+    broker.core.transactions.on_given_up.append(broken)
     begin(broker.connect())
     run(broker, 10)
-    assert broker.core.checks.given_up == 1
+    assert broker.core.transactions.given_up == 1
     assert "a hook for transactions that are given up failed" in caplog.text
 
 
@@ -646,8 +645,8 @@ def test_a_start_reads_only_what_is_not_done(broker: SteppedBroker) -> None:
     broker.store.sync()
     run(broker, 1)
     offsets = broker.core.offsets
-    assert offsets.committed(GROUP, HALF_TOPIC, 0) == open_one.half_offset == 99
-    assert offsets.committed(GROUP, OP_TOPIC, 0) == 99
+    assert offsets.committed(TRANSACTION_GROUP, HALF_TOPIC, 0) == open_one.half_offset == 99
+    assert offsets.committed(TRANSACTION_GROUP, OP_TOPIC, 0) == 99
     again = restarted(broker)
     table = again.core.transactions.table
     assert [t.unique_id for t in table] == ["ID100"]
@@ -658,10 +657,10 @@ def test_offsets_are_kept_only_as_far_as_the_disk_has_the_log(broker: SteppedBro
     client = producer(broker)
     client.call(37, begin(client).end(COMMIT))
     run(broker, 1)
-    assert broker.core.offsets.committed(GROUP, HALF_TOPIC, 0) <= 0
+    assert broker.core.offsets.committed(TRANSACTION_GROUP, HALF_TOPIC, 0) <= 0
     broker.store.sync()
     run(broker, 1)
-    assert broker.core.offsets.committed(GROUP, HALF_TOPIC, 0) == 1
+    assert broker.core.offsets.committed(TRANSACTION_GROUP, HALF_TOPIC, 0) == 1
 
 
 def test_an_old_transaction_is_carried_forward(

@@ -150,7 +150,7 @@ def made() -> SteppedBroker:
 
 def feed(broker: SteppedBroker, client: SteppedClient, request: Command) -> None:
     data = encode(request)
-    used, answers = broker.dispatcher.feed(data, client.peer)
+    used, answers = broker.dispatcher.handle_frames(data, client.peer)
     assert used == len(data)
     client._received(answers)
     broker.settle()
@@ -198,10 +198,10 @@ def test_no_integer_fails_and_all_is_saved(shard: int, caplog: pytest.LogCapture
                 broker.run(0.2, 0.1)
             bugs = [one for one in caplog.records if one.exc_info]
             assert not bugs, (template.code, fields, body, bugs[0].getMessage())
-            assert not broker.core.jobs.failures, (template.code, fields, body)
+            assert not broker.core.supervisor.failures, (template.code, fields, body)
     assert count > 300
     caplog.clear()
     again = saves_all_and_loads(broker)
     again.run(1.0, 0.5)
-    assert not again.core.jobs.failures
+    assert not again.core.supervisor.failures
     assert not [one for one in caplog.records if one.exc_info]

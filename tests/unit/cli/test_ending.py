@@ -14,7 +14,6 @@ from sluicemq.cli import main
 from sluicemq.cli.ending import (
     InputError,
     OptionError,
-    nearest,
     speaking,
     undecided,
     when_interrupted,
@@ -101,11 +100,6 @@ def test_what_a_command_says_of_ctrl_c_is_not_said_of_the_next() -> None:
     assert ended(lambda: when_interrupted(lambda: "old"))[0] == 0
     assert ended(raising(KeyboardInterrupt())) == (130, "sluice: interrupted.\n")
     when_interrupted(lambda: "nobody's: there is no command")
-
-
-def test_the_nearest_word_is_found() -> None:
-    assert nearest("flihts", ["flights", "orders"]) == "Did you mean 'flights'?"
-    assert nearest("zzz", ["flights"]) == ""
 
 
 # ------------------------------------------------------------------------- a process of its own

@@ -330,5 +330,5 @@ def test_a_store_of_rocketmq_is_backed_up_restored_and_in_order(root: Path, tmp_
 def test_what_the_system_refuses_is_a_sentence(tmp_path: Path) -> None:
     result = run("backup", tmp_path, tmp_path / "backup")
     assert result.exit_code == 1
-    assert "holds no commit log" in result.stderr
+    assert "contains no commit log" in result.stderr
     assert "no backup" in run("restore", tmp_path, tmp_path / "new").stderr

@@ -16,7 +16,7 @@ from sluicemq.filter.subscriptions import make_filter
 from sluicemq.filter.subscriptions import subscribe as parse_subscription
 from sluicemq.model.ids import encode_host, offset_message_id, parse_host, tag_code
 from sluicemq.model.topic import BrokerData, GroupConfig, MessageQueue, QueueData, TopicRoute
-from sluicemq.net.dispatch import Dispatcher, Peer, finish_answer
+from sluicemq.net.dispatch import Dispatcher, Peer, encode_response_to
 from sluicemq.net.server import RemotingServer
 from sluicemq.record.codec import decode_batch, decode_properties, encode_record
 from sluicemq.wire import bodies, tables
@@ -57,7 +57,7 @@ class FakeBroker:
         }  # fmt: skip
         table = {code: self._counted(code, handler) for code, handler in handlers.items()}
         self.server = RemotingServer(
-            Dispatcher(table, deferred=self._deferred), on_disconnect=self.lost
+            Dispatcher(table, handle_outcome=self._deferred), on_disconnect=self.lost
         )
 
     def _counted(self, code: int, handler: Handler) -> Handler:
@@ -152,7 +152,7 @@ class FakeBroker:
         for command, peer in parked:
             fields = command.fields or {}
             if (fields["topic"], int(fields["queueId"])) == key:
-                peer.write(finish_answer(self.answer_pull(command), command))
+                peer.write(encode_response_to(self.answer_pull(command), command))
             else:
                 self.parked.append((command, peer))
 
@@ -279,7 +279,7 @@ class FakeBroker:
 
     def notify(self, group: str) -> None:
         for peer in set(self.members.get(group, {}).values()):
-            peer.notify(Command(40, {"consumerGroup": group}))
+            peer.send_oneway(Command(40, {"consumerGroup": group}))
 
     def consumers(self, command: Command, peer: Peer) -> Command:
         members = self.members.get((command.fields or {})["consumerGroup"])

@@ -134,7 +134,7 @@ async def test_a_filter_that_cannot_work_is_refused_before_anything_is_asked():
     mq = Sluice("127.0.0.1:1")
     with pytest.raises(FilterSyntaxError, match="character 5"):
         mq.subscribe("t", group="g", where="n > 'x'")
-    with pytest.raises(ConfigurationError, match="both tags= and where="):
+    with pytest.raises(ConfigurationError, match="tags= and where= cannot be combined"):
         mq.subscribe("t", group="g", tags="A", where="n > 1")
     await mq.close()
 
@@ -420,7 +420,7 @@ async def test_a_broker_that_joins_later_hears_of_the_group_and_is_read_from_its
     async with Sluice(fake_two.name_server) as mq:
         async with mq.subscribe("t", group="g", start="last") as stream:
             fake_two.brokers.append(later)
-            mq.cluster.routes.forget("t")
+            mq.cluster.routes.expire("t")
             mq._members["g"].notice()
             assert (await take(stream, 1))[0].body == b"was there before us"
             await until(lambda: later.members.get("g"))

@@ -89,8 +89,8 @@ async def test_an_unknown_topic_without_automatic_creation_says_which_causes_are
     async with Sluice(fake.name_server) as mq:
         with pytest.raises(RouteNotFoundError) as error:
             await mq.send("nosuch", b"x")
-    assert "answer, so the network to them is fine" in str(error.value)
-    assert "brokers are registered there (broker-a)" in str(error.value)
+    assert "respond, so the network to them works" in str(error.value)
+    assert "brokers are registered with them (broker-a)" in str(error.value)
     assert "automatic creation is off" in str(error.value)
     assert "sluice topic create nosuch" in str(error.value)
 
@@ -99,7 +99,7 @@ async def test_a_name_server_without_brokers_is_told_from_a_missing_topic(fake):
     fake.auto_create = False
     fake.brokers, kept = [], fake.brokers
     async with Sluice(fake.name_server) as mq:
-        with pytest.raises(RouteNotFoundError, match="no broker is registered there"):
+        with pytest.raises(RouteNotFoundError, match="no broker is registered with them"):
             await mq.send("nosuch", b"x")
     fake.brokers = kept
 
@@ -253,9 +253,9 @@ async def test_closing_waits_for_open_sends(fake):
     await asyncio.sleep(0.05)
     assert not closing.done()
     command, peer = answer_later[0]
-    from sluicemq.net.dispatch import finish_answer
+    from sluicemq.net.dispatch import encode_response_to
 
-    peer.write(finish_answer(fake.broker.send(command, peer), command))
+    peer.write(encode_response_to(fake.broker.send(command, peer), command))
     ((report,), (result,)) = await asyncio.gather(closing, sending)
     assert result.status is SendStatus.OK
     assert report.settled == 1
@@ -281,7 +281,7 @@ async def test_what_breaks_a_rule_is_refused_without_a_connection():
     async with Sluice("127.0.0.1:1") as mq:
         for arguments, text in [
             ({"tag": "a|b"}, "contains '|'"),
-            ({"tag": "a\tb"}, "invisible"),
+            ({"tag": "a\tb"}, "unprintable"),
             ({"tag": "x" * 129}, "129 characters"),
             ({"properties": {"KEYS": "x"}}, "reserved"),
             ({"properties": {"a": "x\x01y"}}, "U\\+0001"),

@@ -184,7 +184,7 @@ async def test_an_unknown_group_is_an_error_that_names_the_known_ones(fake):
     fill(fake, 2, 0)
     fake.broker.script[200] = lambda command, peer: Command(0)
     async with Sluice(fake.name_server) as mq:
-        with pytest.raises(ConfigurationError, match="Use one of: none"):
+        with pytest.raises(ConfigurationError, match="There are: none"):
             await mq.admin.group("nosuch")
         async with mq.subscribe("t", group="g"):
             report = await mq.admin.group("g")

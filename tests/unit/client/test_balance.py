@@ -10,7 +10,7 @@ from sluicemq.client.core.balance import (
     MachineRoomNearby,
     MachineRooms,
     allocate,
-    ring_position,
+    hash_to_ring,
     strategy,
 )
 from sluicemq.errors import ConfigurationError
@@ -99,8 +99,8 @@ def test_names_are_ours_and_javas():
         "machine_room_nearby",
     }  # fmt: skip
     assert strategy("AVG") is strategy("average")
-    assert ring_position("MessageQueue [topic=T, brokerName=b, queueId=0]") < 1 << 32
-    with pytest.raises(ConfigurationError, match="points"):
+    assert hash_to_ring("MessageQueue [topic=T, brokerName=b, queueId=0]") < 1 << 32
+    with pytest.raises(ConfigurationError, match="virtual_nodes must be"):
         ConsistentHash(0)
     with pytest.raises(ConfigurationError, match="room"):
         allocate(strategy("machine_room_nearby"), "-x", [], ["-x"])

@@ -39,7 +39,7 @@ AT_ONCE_S = 3.0
 """A member that leaves in order is gone at once; one that is forgotten keeps its queues for 120 s,
 and a lock for 60 s."""
 LATE_S = 15.0
-KEPT_TASKS = {"sluicemq keeper", "sluicemq trace"}
+KEPT_TASKS = {"sluicemq heartbeats", "sluicemq trace"}
 """What belongs to a client until it is closed."""
 
 
@@ -500,8 +500,8 @@ async def producer_and_timed(stage: Stage) -> None:
 
 SCENES["Producer.recall"] = Scene(SCENES["Producer.recall"].act, producer_and_timed)
 NOT_CALLED = {
-    "Transaction.entering": "a talk of __aenter__",
-    "Transaction.leaving": "a talk of __aexit__",
+    "Transaction.enter": "a conversation of __aenter__",
+    "Transaction.leave": "a conversation of __aexit__",
 }
 PUBLIC = (
     sluicemq.Sluice, sluicemq.Producer, sluicemq.MessageStream, sluicemq.PushConsumer,

@@ -95,7 +95,7 @@ async def test_a_cancelled_operation_leaves_no_task_and_works_again(name: str) -
 
         expected = await inject(act(), 0, WAYS[0])
         assert expected.error is None or isinstance(expected.error, SluiceError)
-        mq.cluster.routes.forget("t")
+        mq.cluster.routes.expire("t")
         before = asyncio.all_tasks()
         at = 0
         while True:

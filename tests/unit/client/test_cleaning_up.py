@@ -11,7 +11,7 @@ from pathlib import Path
 CLIENT = Path(__file__).parents[3] / "src" / "sluicemq" / "client"
 SAFE = {
     "run_to_end",
-    "self.close",  # of consumers and streams: `Closing.run` or `run_to_end`
+    "self.close",  # of consumers and streams: `CloseOnce.run` or `run_to_end`
     "self.unsubscribe",  # `Memberships.leave` is
     "self._failed",  # of a worker that is cancelled from outside; its message comes again
 }

@@ -11,24 +11,24 @@ from sluicemq.client.core.consuming import (
     ConsumeOptions,
     InFlight,
     SubscriptionRegistry,
+    local_retry_delay_s,
     make_subscription,
-    pause_s,
-    retry_delay_s,
+    pull_pause_s,
 )
 from sluicemq.client.core.directory import (
-    Routes,
-    as_created,
-    read_addresses,
-    write_queues,
+    RouteCache,
+    find_read_addresses,
+    list_write_queues,
+    predict_created_route,
 )
-from sluicemq.client.core.names import Credentials, signed
+from sluicemq.client.core.names import Credentials, sign_request
 from sluicemq.client.core.requests import (
     PullStatus,
     SendStatus,
     expect_success,
-    number,
-    pull_answer,
-    send_results,
+    int_field,
+    parse_pull_response,
+    parse_send_response,
 )
 from sluicemq.errors import (
     ConfigurationError,
@@ -60,7 +60,7 @@ ROUTE = TopicRoute(
 
 
 def test_producers_see_writable_queues_whose_master_is_there():
-    assert write_queues("t", ROUTE) == [MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)]
+    assert list_write_queues("t", ROUTE) == [MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)]
 
 
 def test_consumers_see_readable_queues_in_the_order_all_clients_sort_them():
@@ -73,7 +73,7 @@ def test_consumers_see_readable_queues_in_the_order_all_clients_sort_them():
 
 def test_strict_order_keeps_its_queues_when_a_broker_is_away():
     route = TopicRoute(ROUTE.brokers, ROUTE.queues, "b:1;gone:2")
-    assert write_queues("t", route) == [
+    assert list_write_queues("t", route) == [
         MessageQueue("t", "b", 0),
         MessageQueue("t", "gone", 0),
         MessageQueue("t", "gone", 1),
@@ -83,34 +83,34 @@ def test_strict_order_keeps_its_queues_when_a_broker_is_away():
 def test_reading_goes_to_the_master_or_to_the_first_slave():
     without = BrokerData("c", "c1", {})
     route = TopicRoute((*ROUTE.brokers, without), ROUTE.queues)
-    assert read_addresses(route) == {"b": "b:1", "a": "a:2"}
+    assert find_read_addresses(route) == {"b": "b:1", "a": "a:2"}
 
 
 def test_a_topic_made_on_the_first_send_has_at_most_four_queues():
     default = TopicRoute(ROUTE.brokers, (QueueData("b", 8, 8, 7),))
-    assert as_created(default).queues == (QueueData("b", 4, 4, 7),)
+    assert predict_created_route(default).queues == (QueueData("b", 4, 4, 7),)
 
 
 def test_routes_are_fresh_for_30_seconds_and_an_unknown_answer_keeps_the_old_one():
-    routes = Routes()
+    routes = RouteCache()
     assert not routes.is_fresh("t", 0.0)
-    assert routes.put("t", ROUTE, 100.0)
-    assert not routes.put("t", ROUTE, 101.0), "not changed"
+    assert routes.store("t", ROUTE, 100.0)
+    assert not routes.store("t", ROUTE, 101.0), "not changed"
     assert routes.is_fresh("t", 130.9)
     assert not routes.is_fresh("t", 131.0)
-    routes.put("t", None, 131.0)
-    assert routes.known["t"] is ROUTE
-    assert len(routes.writers["t"]) == 2
-    assert routes.masters["t"] == {"b": "b:1"}
-    assert routes.addresses(["t"]) == {"b:1", "b:2", "a:2", "a:3"}
-    routes.forget("t")
+    routes.store("t", None, 131.0)
+    assert routes.routes["t"] is ROUTE
+    assert len(routes.write_queues["t"]) == 2
+    assert routes.master_addresses["t"] == {"b": "b:1"}
+    assert routes.broker_addresses(["t"]) == {"b:1", "b:2", "a:2", "a:3"}
+    routes.expire("t")
     assert not routes.is_fresh("t", 131.0)
-    assert routes.known["t"] is ROUTE
-    routes.drop("t")
-    assert not routes.known
-    assert not routes.writers
-    assert not routes.masters
-    assert not routes.sources
+    assert routes.routes["t"] is ROUTE
+    routes.remove("t")
+    assert not routes.routes
+    assert not routes.write_queues
+    assert not routes.master_addresses
+    assert not routes.read_addresses
 
 
 def queues(count):
@@ -150,7 +150,7 @@ def test_what_nobody_was_given_is_taken_back_from_the_end_on():
     """A wanted subscription changes: messages that wait are read again, by the new one."""
     flight = InFlight(10)
     flight.add([(offset, 100) for offset in (10, 12, 15, 17)], 20)
-    assert flight.back({10, 15, 17}) == {15, 17}, "12 was given, so 10 stays before it"
+    assert flight.rewind({10, 15, 17}) == {15, 17}, "12 was given, so 10 stays before it"
     assert (flight.position, flight.count, flight.size_bytes) == (15, 2, 200)
     assert flight.committable == 10
     assert not flight.ack(17), "it is as if it had never been seen"
@@ -158,7 +158,7 @@ def test_what_nobody_was_given_is_taken_back_from_the_end_on():
     for offset in (10, 12, 15):
         assert flight.ack(offset)
     assert flight.committable == 16, "the position: nothing was passed since"
-    assert flight.back(()) == set()
+    assert flight.rewind(()) == set()
 
 
 def test_room_ends_at_either_limit():
@@ -206,21 +206,21 @@ def test_a_stored_message_may_have_missed_its_flush_or_slave():
     queue = MessageQueue("t", "a", 0)
     for code, status in [(10, SendStatus.FLUSH_DISK_TIMEOUT), (11, SendStatus.SLAVE_NOT_AVAILABLE)]:
         fields = {"msgId": "X", "queueId": "2", "queueOffset": "7"}
-        (result,) = send_results(Command(code, fields), queue, ("ID",), "")
+        (result,) = parse_send_response(Command(code, fields), queue, ("ID",), "")
         assert (result.status, result.queue.queue_id, result.queue_offset) == (status, 2, 7)
         assert (result.message_id, result.offset_message_id) == ("ID", "X")
 
 
 def test_an_answer_without_its_number_is_a_protocol_error():
-    with pytest.raises(ProtocolError, match="offset is None"):
-        number(Command(0), "offset")
+    with pytest.raises(ProtocolError, match="must be an integer, got None"):
+        int_field(Command(0), "offset")
     with pytest.raises(ProtocolError, match="'x'"):
-        number(Command(0, {"offset": "x"}), "offset")
+        int_field(Command(0, {"offset": "x"}), "offset")
 
 
 def test_pull_answers_keep_their_position_and_drop_a_body_that_is_none():
     fields = {"nextBeginOffset": "5", "minOffset": "1", "maxOffset": "9"}
-    answer = pull_answer(Command(21, fields, b"junk", remark="OFFSET_RESET"), "")
+    answer = parse_pull_response(Command(21, fields, b"junk", remark="OFFSET_RESET"), "")
     assert answer.status is PullStatus.OFFSET_ILLEGAL
     assert (answer.next_offset, answer.offset_min, answer.offset_max) == (5, 1, 9)
     assert answer.data == b""
@@ -230,18 +230,18 @@ def test_pull_answers_keep_their_position_and_drop_a_body_that_is_none():
 def test_one_expression_for_a_group_and_topic_until_the_last_user_leaves():
     registry = SubscriptionRegistry()
     tags = make_subscription("t", tags="A")
-    registry.enter("c", "g", tags)
-    registry.enter("c", "g", make_subscription("t", tags="A", version=5))
+    registry.add_user("c", "g", tags)
+    registry.add_user("c", "g", make_subscription("t", tags="A", version=5))
     sql = make_subscription("t", where="n > 1")
     with pytest.raises(SubscriptionConflictError, match=r"tags='A'.*where='n > 1'"):
-        registry.enter("c", "g", sql)
-    registry.enter("other cluster", "g", sql)
-    registry.enter("c", "other group", sql)
-    registry.leave("c", "g", "t")
+        registry.add_user("c", "g", sql)
+    registry.add_user("other cluster", "g", sql)
+    registry.add_user("c", "other group", sql)
+    registry.remove_user("c", "g", "t")
     with pytest.raises(SubscriptionConflictError):
-        registry.enter("c", "g", sql)
-    registry.leave("c", "g", "t")
-    registry.enter("c", "g", sql)
+        registry.add_user("c", "g", sql)
+    registry.remove_user("c", "g", "t")
+    registry.add_user("c", "g", sql)
 
 
 def test_a_filter_that_does_something_else_than_it_seems_is_logged(caplog):
@@ -265,20 +265,20 @@ def test_where_a_group_starts_is_checked():
 
 
 def test_pauses_grow_and_end():
-    assert [retry_delay_s(n) for n in (1, 2, 3, 7, 50)] == [1, 2, 4, 60, 60]
-    assert [pause_s(n) for n in (1, 2, 50)] == [0.2, 0.4, 5.0]
+    assert [local_retry_delay_s(n) for n in (1, 2, 3, 7, 50)] == [1, 2, 4, 60, 60]
+    assert [pull_pause_s(n) for n in (1, 2, 50)] == [0.2, 0.4, 5.0]
 
 
 def test_credentials_are_a_pair_and_keep_their_secret():
-    credentials = Credentials.of(("user", "hidden"))
+    credentials = Credentials.from_value(("user", "hidden"))
     assert "hidden" not in repr(credentials)
-    command = signed(Command(10, {"a": "1"}, b"x"), credentials)
+    command = sign_request(Command(10, {"a": "1"}, b"x"), credentials)
     assert command.fields["AccessKey"] == "user"
     again = dict(command.fields)
-    assert signed(command, credentials).fields == again, "a retry signs the same content"
-    assert Credentials.of(None) is None
+    assert sign_request(command, credentials).fields == again, "a retry signs the same content"
+    assert Credentials.from_value(None) is None
     with pytest.raises(ConfigurationError, match="access_key, secret_key"):
-        Credentials.of(("user", ""))
+        Credentials.from_value(("user", ""))
 
 
 @pytest.mark.parametrize("where", ["", " ", "\t\n"])

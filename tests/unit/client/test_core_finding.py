@@ -170,21 +170,26 @@ class BrokersOnly(BlockingShell):
 )
 def test_the_address_of_a_broker_given_as_name_server_is_named(command: Command) -> None:
     shell = BrokersOnly("b:10911", "b:10911")
-    with pytest.raises(ConfigurationError, match=r"a broker answers at b:10911.*port is 9876"):
-        shell.run(shell.directory.ask_name_server(command))
+    with pytest.raises(
+        ConfigurationError,
+        match=r"b:10911 is configured as a name server, but a broker.*port is 9876",
+    ):
+        shell.run(shell.directory.call_name_server(command))
 
 
 def test_a_broker_among_name_servers_is_passed_over_and_named_when_the_others_are_down() -> None:
     shell = BrokersOnly("b:10911;ns:9876", "b:10911")
     with pytest.raises(RouteNotFoundError):
-        shell.run(shell.directory.route("T"))
+        shell.run(shell.directory.get_route("T"))
     assert set(shell.asked) == {"b:10911", "ns:9876"}
     shell = BrokersOnly("b:10911;down:9876", "b:10911")
-    with pytest.raises(NameServerUnreachableError, match="a broker answers at b:10911"):
-        shell.run(shell.directory.route("T"))
+    with pytest.raises(
+        NameServerUnreachableError, match="b:10911 is configured as a name server, but a broker"
+    ):
+        shell.run(shell.directory.get_route("T"))
 
 
 def test_a_request_that_a_name_server_may_not_know_says_nothing_of_what_it_is() -> None:
     shell = BrokersOnly("ns:9876", "ns:9876")
-    answer = shell.run(shell.directory.ask_name_server(Command(317, {})))
+    answer = shell.run(shell.directory.call_name_server(Command(317, {})))
     assert answer.code == 3

@@ -3,9 +3,13 @@
 import pytest
 
 from sluicemq.client.admin.group_offsets import OffsetChange
-from sluicemq.client.core.consuming import Counts
-from sluicemq.client.core.messages import prepare
-from sluicemq.client.core.replies import as_request, pushed_reply, reply_command
+from sluicemq.client.core.consuming import TopicConsumeStats
+from sluicemq.client.core.messages import make_outgoing
+from sluicemq.client.core.replies import (
+    make_reply_request,
+    make_request_message,
+    parse_pushed_reply,
+)
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.ids import Host
 from sluicemq.model.message import Message, StoredMessage
@@ -23,11 +27,11 @@ def stored(properties: dict[str, str]) -> StoredMessage:
 
 
 def test_rates_are_of_the_last_minute() -> None:
-    counts = Counts()
-    counts.pulled(0.5, 100)
+    counts = TopicConsumeStats()
+    counts.record_pull(0.5, 100)
     for second in range(10, 40):
-        counts.done(float(second), 0.002)
-    counts.failed(41.0, 0.012)
+        counts.record_acks(float(second), 0.002)
+    counts.record_failure(41.0, 0.012)
     rates = counts.rates(61.0)
     assert rates.pulls_per_second == 0, "too long ago"
     assert rates.done_per_second == 30 / 60
@@ -38,16 +42,16 @@ def test_rates_are_of_the_last_minute() -> None:
 
 
 def test_counts_do_not_grow() -> None:
-    counts = Counts()
+    counts = TopicConsumeStats()
     for second in range(20_000):
-        counts.done(float(second), 0.0)
-        counts.failed(float(second), 0.0)
+        counts.record_acks(float(second), 0.0)
+        counts.record_failure(float(second), 0.0)
     assert len(counts._cells) <= 60
-    assert len(counts._failed) <= 61
+    assert len(counts._failure_cells) <= 61
 
 
 def test_a_request_names_the_client_and_the_request() -> None:
-    outgoing = as_request(prepare(Message("T", b"ping"), "ID"), "me@1", "42", 3000)
+    outgoing = make_request_message(make_outgoing(Message("T", b"ping"), "ID"), "me@1", "42", 3000)
     properties = decode_properties(outgoing.properties.encode())
     assert properties["CORRELATION_ID"] == "42"
     assert properties["REPLY_TO_CLIENT"] == "me@1"
@@ -57,12 +61,12 @@ def test_a_request_names_the_client_and_the_request() -> None:
 def test_a_request_with_too_many_properties_is_refused() -> None:
     message = Message("T", b"ping", properties={"big": "x" * 32_600})
     with pytest.raises(ConfigurationError, match="32,767"):
-        as_request(prepare(message, "ID"), "me@1", "4" * 200, 3000)
+        make_request_message(make_outgoing(message, "ID"), "me@1", "4" * 200, 3000)
 
 
 def test_a_reply_goes_to_the_reply_topic_of_the_requests_cluster() -> None:
     asked = {"CORRELATION_ID": "42", "REPLY_TO_CLIENT": "me@1", "TTL": "3000", "CLUSTER": "East"}
-    queue, command = reply_command(stored(asked), b"pong", "IDR", 7)
+    queue, command = make_reply_request(stored(asked), b"pong", "IDR", 7)
     fields = command.fields or {}
     assert queue == QUEUE, "whose broker has the requester's heartbeats"
     assert fields["b"] == "East_REPLY_TOPIC"
@@ -83,7 +87,7 @@ def test_a_reply_that_java_sent_is_read() -> None:
         "storeHost": "127.0.0.1:30911",
         "properties": "CORRELATION_ID\x010bde842a\x02MSG_TYPE\x01reply\x02",
     }  # fmt: skip
-    reply = pushed_reply(Command(326, fields, b"pong"))
+    reply = parse_pushed_reply(Command(326, fields, b"pong"))
     assert (reply.body, reply.properties["CORRELATION_ID"]) == (b"pong", "0bde842a")
     assert reply.born_host == Host("127.0.0.1", 33620)
 

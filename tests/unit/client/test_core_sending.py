@@ -3,11 +3,11 @@
 import pytest
 
 from sluicemq.client.core.sending import (
-    Attempts,
     QueueChooser,
-    avoid_s,
-    choose_by,
-    choose_by_key,
+    SendAttempts,
+    avoidance_s,
+    choose_by_sharding_key,
+    choose_with_selector,
 )
 from sluicemq.errors import (
     ConnectionLostError,
@@ -42,74 +42,76 @@ def test_a_failed_brokers_next_attempt_goes_to_another_broker():
     [(0.01, 0), (0.54, 0), (0.55, 2), (1.8, 5), (3, 6), (5, 10), (15, 30), (60, 30)],
 )
 def test_a_slow_broker_is_left_alone_as_rocketmq_does(latency_s, pause_s):
-    assert avoid_s(latency_s) == pause_s
+    assert avoidance_s(latency_s) == pause_s
 
 
 def test_an_avoided_broker_comes_back_after_its_time():
     chooser = QueueChooser()
-    chooser.failed("a", 100.0)
+    chooser.record_failure("a", 100.0)
     assert {chooser.choose(QUEUES, 109.0).broker for _ in range(8)} == {"b"}
     assert {chooser.choose(QUEUES, 111.0).broker for _ in range(8)} == {"a", "b"}
 
 
 def test_a_quick_answer_ends_the_avoidance():
     chooser = QueueChooser()
-    chooser.failed("a", 100.0)
-    chooser.answered("a", 0.01, 101.0)
+    chooser.record_failure("a", 100.0)
+    chooser.record_latency("a", 0.01, 101.0)
     assert {chooser.choose(QUEUES, 101.0).broker for _ in range(8)} == {"a", "b"}
 
 
 def test_when_every_broker_is_avoided_one_is_used_all_the_same():
     chooser = QueueChooser()
-    chooser.failed("a", 0.0)
-    chooser.failed("b", 0.0)
+    chooser.record_failure("a", 0.0)
+    chooser.record_failure("b", 0.0)
     assert chooser.choose(QUEUES, 1.0) in QUEUES
 
 
 @pytest.mark.parametrize("code", [17, 14, 1, 2, 16, 204, 205, 1500])
 def test_the_listed_answers_are_tried_at_the_next_broker(code):
-    attempts = Attempts(0.0, 10_000, 2)
+    attempts = SendAttempts(0.0, 10_000, 2)
     error = RequestError(code, "x")
-    assert attempts.failed("a", error, 1.0, written=True)
-    assert attempts.failed("b", error, 2.0, written=True)
-    assert not attempts.failed("a", error, 3.0, written=True), "two retries, no more"
-    assert attempts.verdict("t", "id", error) is error
+    assert attempts.record_failure("a", error, 1.0, was_written=True)
+    assert attempts.record_failure("b", error, 2.0, was_written=True)
+    assert not attempts.record_failure("a", error, 3.0, was_written=True), "two retries, no more"
+    assert attempts.make_error("t", "id", error) is error
 
 
 @pytest.mark.parametrize("code", [13, 29, 3, 26])
 def test_other_answers_are_final(code):
-    assert not Attempts(0.0).failed("a", RequestError(code, "x"), 1.0, written=True)
+    assert not SendAttempts(0.0).record_failure("a", RequestError(code, "x"), 1.0, was_written=True)
 
 
 def test_a_time_out_is_never_retried_once_the_request_was_written():
     error = RequestTimeoutError("late.")
-    written = Attempts(0.0)
-    assert not written.failed("a", error, 1.0, written=True)
-    assert isinstance(written.verdict("t", "id", error), SendUnknownError)
-    assert Attempts(0.0).failed("a", error, 1.0, written=False), "only the connection timed out"
+    written = SendAttempts(0.0)
+    assert not written.record_failure("a", error, 1.0, was_written=True)
+    assert isinstance(written.make_error("t", "id", error), SendUnknownError)
+    assert SendAttempts(0.0).record_failure("a", error, 1.0, was_written=False), (
+        "only the connection timed out"
+    )
 
 
 def test_nothing_is_retried_after_the_deadline_of_all_attempts():
-    attempts = Attempts(5.0, 1000, 2)
+    attempts = SendAttempts(5.0, 1000, 2)
     assert attempts.deadline_s == 6.0
-    assert not attempts.failed("a", LOST, 6.0, written=False)
+    assert not attempts.record_failure("a", LOST, 6.0, was_written=False)
 
 
 def test_a_connection_that_broke_before_anything_was_written_means_not_stored():
-    attempts = Attempts(0.0, retries=0)
-    attempts.failed("a", LOST, 1.0, written=False)
-    verdict = attempts.verdict("t", "id", LOST)
+    attempts = SendAttempts(0.0, retries=0)
+    attempts.record_failure("a", LOST, 1.0, was_written=False)
+    verdict = attempts.make_error("t", "id", LOST)
     assert isinstance(verdict, SendError)
     assert not isinstance(verdict, SendUnknownError)
     assert "was not stored [a: lost]" in str(verdict)
 
 
 def test_a_connection_that_broke_after_the_write_leaves_the_outcome_open_for_good():
-    attempts = Attempts(0.0)
-    attempts.failed("a", LOST, 1.0, written=True)
+    attempts = SendAttempts(0.0)
+    attempts.record_failure("a", LOST, 1.0, was_written=True)
     refused = RequestError(13, "illegal")
-    attempts.failed("b", refused, 2.0, written=True)
-    verdict = attempts.verdict("t", "id", refused)
+    attempts.record_failure("b", refused, 2.0, was_written=True)
+    verdict = attempts.make_error("t", "id", refused)
     assert isinstance(verdict, SendUnknownError)
     assert "a: lost" in str(verdict)
     assert "illegal" in str(verdict)
@@ -117,9 +119,9 @@ def test_a_connection_that_broke_after_the_write_leaves_the_outcome_open_for_goo
 
 def test_a_selector_has_to_choose_one_of_the_queues():
     message = Message("t", b"")
-    assert choose_by(lambda queues, _: queues[2], QUEUES, message) == QUEUES[2]
+    assert choose_with_selector(lambda queues, _: queues[2], QUEUES, message) == QUEUES[2]
     with pytest.raises(SendError, match="not one of the 4 queues"):
-        choose_by(lambda queues, _: queues[2]._replace(queue_id=9), QUEUES, message)
+        choose_with_selector(lambda queues, _: queues[2]._replace(queue_id=9), QUEUES, message)
 
 
 @pytest.mark.parametrize(
@@ -129,4 +131,4 @@ def test_a_selector_has_to_choose_one_of_the_queues():
 def test_a_key_leads_to_the_queue_that_a_java_producer_chooses(key, java_hash):
     queues = [MessageQueue("t", "b", n) for n in range(7)]
     # Java: hash % size, truncated towards zero, then its absolute value.
-    assert choose_by_key(queues, key).queue_id == abs(java_hash) % 7
+    assert choose_by_sharding_key(queues, key).queue_id == abs(java_hash) % 7

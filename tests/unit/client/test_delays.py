@@ -5,8 +5,13 @@ from typing import Any
 
 import pytest
 
-from sluicemq.client.core.messages import check_batch, make_message, prepare, recalled
-from sluicemq.client.core.requests import send_results
+from sluicemq.client.core.messages import (
+    check_batch,
+    expect_recall_handle,
+    make_message,
+    make_outgoing,
+)
+from sluicemq.client.core.requests import parse_send_response
 from sluicemq.errors import ConfigurationError, RequestError, SendError
 from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import Message
@@ -20,7 +25,9 @@ NOON_MS = 1_782_907_200_250
 
 
 def properties(**words: Any) -> dict[str, str]:
-    found = decode_properties(prepare(make_message("t", b"x", **words), "ID").properties.encode())
+    found = decode_properties(
+        make_outgoing(make_message("t", b"x", **words), "ID").properties.encode()
+    )
     return {name: value for name, value in found.items() if name not in ("UNIQ_KEY", "WAIT")}
 
 
@@ -51,19 +58,19 @@ def test_the_words_become_rocketmqs_properties(
 @pytest.mark.parametrize(
     ("words", "fact"),
     [
-        ({"delay_level": 19}, "the delay level is 19"),
-        ({"delay_level": -1}, "the delay level is -1"),
-        ({"delay": -0.5}, "the delay is -0.5 s"),
-        ({"delay": timedelta(days=-1)}, "the delay is -86,400"),
-        ({"delay": float("nan")}, "the delay is nan"),
-        ({"delay": "5s"}, "the delay is .5s"),
-        ({"delay": True}, "the delay is True"),
+        ({"delay_level": 19}, "the delay level must be 0 to 18, got 19"),
+        ({"delay_level": -1}, "the delay level must be 0 to 18, got -1"),
+        ({"delay": -0.5}, "got -0.5 s"),
+        ({"delay": timedelta(days=-1)}, "got -86,400"),
+        ({"delay": float("nan")}, "got nan"),
+        ({"delay": "5s"}, "got .5s"),
+        ({"delay": True}, "got True"),
         ({"deliver_at": datetime(2026, 7, 1)}, "has no time zone"),  # noqa: DTZ001
         ({"deliver_at": 1_782_907_200}, "is before 1973"),
         ({"deliver_at": -1}, "is before 1973"),
-        ({"deliver_at": 1.5}, "deliver_at is 1.5"),
-        ({"delay": 5, "delay_level": 2}, "in more than one way"),
-        ({"delay": 5, "deliver_at": NOON}, "in more than one way"),
+        ({"deliver_at": 1.5}, "deliver_at must be a datetime or milliseconds, got 1.5"),
+        ({"delay": 5, "delay_level": 2}, "more than one delivery time"),
+        ({"delay": 5, "deliver_at": NOON}, "more than one delivery time"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_it_is_sent(
@@ -75,7 +82,7 @@ def test_what_cannot_be_meant_is_refused_before_it_is_sent(
 
 
 def test_brokers_with_more_levels_can_be_used() -> None:
-    outgoing = prepare(Message("t", b"x", delay_level=25), "ID", delay_level_max=30)
+    outgoing = make_outgoing(Message("t", b"x", delay_level=25), "ID", delay_level_max=30)
     assert "DELAY\x0125\x02" in outgoing.properties
 
 
@@ -88,10 +95,10 @@ def test_a_batch_is_not_delayed(words: dict[str, Any]) -> None:
 def test_the_result_has_the_recall_handle() -> None:
     queue = MessageQueue("t", "b", 0)
     fields = {"msgId": "M", "queueId": "0", "queueOffset": "7", "recallHandle": "H"}
-    (result,) = send_results(Command(0, fields), queue, ("ID",), "a:1")
+    (result,) = parse_send_response(Command(0, fields), queue, ("ID",), "a:1")
     assert result.recall_handle == "H"
     del fields["recallHandle"]
-    (result,) = send_results(Command(0, fields), queue, ("ID",), "a:1")
+    (result,) = parse_send_response(Command(0, fields), queue, ("ID",), "a:1")
     assert result.recall_handle is None
 
 
@@ -105,7 +112,7 @@ def test_the_result_has_the_recall_handle() -> None:
 def test_too_long_a_delay_is_an_error_with_the_right_cure(remark: str) -> None:
     queue = MessageQueue("t", "b", 0)
     with pytest.raises(RequestError) as caught:
-        send_results(Command(13, {}, b"", 0, 1, remark), queue, ("ID",), "a:1")
+        parse_send_response(Command(13, {}, b"", 0, 1, remark), queue, ("ID",), "a:1")
     assert "timerMaxDelaySec" in str(caught.value.fix)
 
 
@@ -119,8 +126,8 @@ def test_a_handle_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize("text", ["", "é", "djEg", "djEgVCBiIDEgQQ", "djIgVCBiIDEgQQ==", "%%%%"])
 def test_what_is_no_handle_is_an_error(text: str) -> None:
     assert parse_recall_handle(text) is None
-    with pytest.raises(ConfigurationError, match="no recall handle"):
-        recalled(text)
+    with pytest.raises(ConfigurationError, match="not a valid recall handle"):
+        expect_recall_handle(text)
 
 
 def test_a_migrants_message_says_it_in_rocketmqs_words() -> None:

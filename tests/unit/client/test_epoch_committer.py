@@ -7,10 +7,10 @@ import pytest
 
 from sluicemq.client.core.epochs import (
     EpochCommitter,
-    StagedRanges,
-    commit_epoch,
-    epoch_state,
+    StagedRangeList,
     is_unknown_request,
+    make_commit_request,
+    parse_epoch_state,
 )
 from sluicemq.errors import RequestError, RequestTimeoutError
 from sluicemq.wire import staging
@@ -105,25 +105,25 @@ def test_a_broker_that_never_answers_published_ends_the_wait() -> None:
 def test_a_broker_without_epochs_is_known_by_its_refusal() -> None:
     refused = Command(3, {}, remark="request type 900201 not supported")
     with pytest.raises(RequestError) as error:
-        epoch_state(refused)
+        parse_epoch_state(refused)
     assert is_unknown_request(error.value)
     assert not is_unknown_request(RequestError(1, "else"))
 
 
 def test_a_request_names_query_epoch_step_and_topics() -> None:
-    command = commit_epoch("q", 4, (staged("a", 0),), {"U", "T"}, step="commit")
+    command = make_commit_request("q", 4, (staged("a", 0),), {"U", "T"}, step="commit")
     assert command.code == 900201
     assert command.fields == {"query": "q", "epoch": "4", "step": "commit", "topics": "T,U"}
     assert staging.decode_staged_ranges(command.body) == (staged("a", 0),)
 
 
 def test_batches_that_follow_each_other_are_one_range() -> None:
-    collected = StagedRanges(partition=2, attempt=1)
+    collected = StagedRangeList(partition=2, attempt=1)
     collected.add("a", 3, 10, 2, b"onetwo")
     collected.add("a", 3, 12, 1, b"three")
     collected.add("a", 3, 20, 1, b"four")
     collected.add("b", 3, 21, 1, b"five")
-    assert collected.messages == 5
+    assert collected.message_count == 5
     assert collected.ranges == (
         StagedRange("a", 3, 10, 3, zlib.crc32(b"onetwothree"), 2, 1),
         StagedRange("a", 3, 20, 1, zlib.crc32(b"four"), 2, 1),

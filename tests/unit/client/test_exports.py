@@ -27,7 +27,7 @@ def test_every_public_name_can_be_had_and_the_three_lists_agree():
     }
     assert typed == set(sluicemq.__all__) - {"__version__"}
     errors = {name for name in typed if hasattr(sluicemq.errors, name)}
-    assert typed - errors == set(sluicemq._HOMES)
+    assert typed - errors == set(sluicemq._MODULE_OF_EXPORT)
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -110,7 +110,7 @@ async def test_send_soon_tells_its_callback_of_an_error_that_nobody_foresaw(capl
     async with embedded(clock=VirtualClock()) as mq:
         producer = mq.default_producer
         await producer.queues("t")
-        monkeypatch.setattr(producer.sender.directory, "master", lambda _queue: 1 / 0)
+        monkeypatch.setattr(producer.sender.directory, "get_master_address", lambda _queue: 1 / 0)
         producer.send_soon(lambda *outcome: told.append(outcome), "t", b"x")
         await producer.close()
     ((result, error),) = told
@@ -167,7 +167,7 @@ async def test_an_unforeseen_error_of_a_reader_a_commit_or_a_balance_is_not_its_
 
 async def test_an_unforeseen_error_of_a_heartbeat_is_not_the_last_one(caplog, monkeypatch):
     left = [2]
-    beat = HeartbeatThread._beat
+    beat = HeartbeatThread._send_heartbeat
 
     async def fails(self, address, value):
         if left[0]:
@@ -178,7 +178,7 @@ async def test_an_unforeseen_error_of_a_heartbeat_is_not_the_last_one(caplog, mo
     async with embedded(clock=VirtualClock()) as mq:
         await mq.admin.create_topic("t", queues=1)
         async with mq.subscribe("t", group="g"):
-            monkeypatch.setattr(HeartbeatThread, "_beat", fails)
+            monkeypatch.setattr(HeartbeatThread, "_send_heartbeat", fails)
             await mq.clock.advance(seconds=300)
             assert mq.servers.broker.core.consumers.groups["g"].client_ids == [mq.client_id]
     assert left == [0]
@@ -228,7 +228,7 @@ async def test_a_selector_that_fails_is_the_senders_to_know_and_leaves_nothing_o
 
             outcome = await inject(mq.send("t", b"x", selector=select), 0, "waiting")
             assert type(outcome.error) is type(error)
-        assert not mq.default_producer.sender.open
+        assert not mq.default_producer.sender.open_ids
         await mq.send("t", b"x")
 
 
@@ -237,9 +237,9 @@ async def test_a_selector_that_fails_is_the_senders_to_know_and_leaves_nothing_o
 
 def test_a_check_of_a_blocking_producer_that_fails_is_logged(fake_thread, caplog, monkeypatch):
     producer = BlockingProducer(fake_thread.name_server, listener=Fails(ValueError(), awaits=False))
-    question = SimpleNamespace(place=SimpleNamespace(group=producer.group, transaction_id="7"))
-    monkeypatch.setattr(blocking, "question_of", lambda _command: question)
-    monkeypatch.setattr(producer.inbound, "answer", lambda *_: 1 / 0)
+    question = SimpleNamespace(location=SimpleNamespace(group=producer.group, transaction_id="7"))
+    monkeypatch.setattr(blocking, "parse_check_request", lambda _command: question)
+    monkeypatch.setattr(producer.inbound, "answer_check", lambda *_: 1 / 0)
     assert producer.inbound._on_ask(Command(39), "somewhere", lambda _answer: None)
     wait_for(lambda: "transaction 7 could not be checked" in caplog.text)
     producer.close()

@@ -72,8 +72,8 @@ class World(BlockingShell):
     def send(self, *, retry_unsafe: bool = False, **options: object) -> SendResult:
         sender = Sender(self.directory, "g", lambda: "id", retry_unsafe=retry_unsafe)
         key = options.pop("sharding_key", None)
-        outgoing = sender.ready(make_message("T", b"x", sharding_key=key))  # type: ignore[arg-type]
-        return self.run(sender.send(outgoing, **options))  # type: ignore[arg-type]
+        outgoing = sender.assign_id(make_message("T", b"x", sharding_key=key))  # type: ignore[arg-type]
+        return self.run(sender.send_outgoing(outgoing, **options))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_strict_order_topic_keeps_its_queues_and_waits(world: World) -> None:
 
 def test_a_send_waits_no_longer_than_its_time(world: World) -> None:
     fails_over_at(world, 1e9)
-    with pytest.raises(RouteNotFoundError, match="master of its broker is away"):
+    with pytest.raises(RouteNotFoundError, match="master of its broker is not running"):
         world.send(timeout_ms=3000)
     assert 103.0 <= world.now_s < 103.6
     with pytest.raises(SluiceError):
@@ -166,11 +166,11 @@ def test_an_unknown_topic_is_an_error_at_once(world: World) -> None:
 
 def test_a_lost_broker_makes_the_next_question_look_for_its_successor(world: World) -> None:
     queue = MessageQueue("T", "a", 0)
-    world.run(world.directory.route("T"))
+    world.run(world.directory.get_route("T"))
     world.routes = lambda _server: [PROMOTED]
     world.down = lambda address: address == MASTER
-    for ask in (world.directory.ask_master, world.directory.ask):
-        world.directory.routes.put("T", TopicRoute((PAIR,), ()), world.now_s)
+    for ask in (world.directory.call_master, world.directory.call):
+        world.directory.routes.store("T", TopicRoute((PAIR,), ()), world.now_s)
         with pytest.raises(ConnectionLostError):
             world.run(ask(queue, Command(41)))
         world.run(ask(queue, Command(41)))
@@ -181,7 +181,7 @@ def test_a_queue_is_read_where_the_broker_says(world: World) -> None:
     queue = MessageQueue("T", "a", 0)
 
     def address(replica_id: int) -> str:
-        return world.run(world.directory.address(queue, replica_id))
+        return world.run(world.directory.get_read_address(queue, replica_id))
 
     assert [address(number) for number in (0, 1, 7)] == [MASTER, SLAVE, MASTER]
     world.now_s += 60
@@ -192,13 +192,13 @@ def test_a_queue_is_read_where_the_broker_says(world: World) -> None:
 def test_a_name_server_that_was_restarted_empty_is_not_believed() -> None:
     world = World("empty:1", "full:1")
     world.routes = lambda server: [PAIR] if server == "full:1" else None
-    assert world.run(world.directory.route("T")).brokers == (PAIR,)
+    assert world.run(world.directory.get_route("T")).brokers == (PAIR,)
     world.now_s += 60
     world.written.clear()
-    world.run(world.directory.route("T"))
+    world.run(world.directory.get_route("T"))
     assert world.written == [("full:1", 105)], "the one that knew is asked first"
     world.routes = lambda _server: None
-    assert world.run(world.directory.find_route("T")) is None
+    assert world.run(world.directory.fetch_route("T")) is None
 
 
 def test_a_dead_name_server_is_passed_by() -> None:

@@ -96,10 +96,10 @@ async def test_the_real_file_system_keeps_it_too(tmp_path):
 
 def test_thresholds_of_a_topic_are_shared_by_its_queues():
     options = ConsumeOptions(count_max=1000, topic_count_max=100, topic_bytes_max=8 << 20)
-    assert options.limits(1) == (100, 8 << 20)
-    assert options.limits(8) == (12, 1 << 20)
-    assert options.limits(1000) == (1, 8388)
-    assert ConsumeOptions().limits(4) == ConsumeOptions().limits(1)
+    assert options.queue_limits(1) == (100, 8 << 20)
+    assert options.queue_limits(8) == (12, 1 << 20)
+    assert options.queue_limits(1000) == (1, 8388)
+    assert ConsumeOptions().queue_limits(4) == ConsumeOptions().queue_limits(1)
 
 
 def test_the_span_of_what_is_unacknowledged_stops_fetching():

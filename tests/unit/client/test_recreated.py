@@ -18,15 +18,15 @@ from sluicemq.client.aio.offsets import decode_anchors, encode_anchors
 from sluicemq.client.core import identity
 from sluicemq.client.core.identity import (
     Anchor,
-    Judgement,
-    Look,
+    CheckResult,
     QueueIdentity,
+    QueueProbe,
     QueueVerdict,
     check_queue,
-    look,
+    probe_queue,
     restart_offset,
 )
-from sluicemq.client.core.requests import PullAnswer, PullStatus
+from sluicemq.client.core.requests import PullResponse, PullStatus
 from sluicemq.client.threaded import LitePullConsumer
 from sluicemq.model.topic import MessageQueue
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
@@ -248,7 +248,7 @@ async def test_after_an_unclean_failover_the_reader_goes_on_behind_what_is_left(
     fake: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The master that takes over lacks the newest messages, and stores others in their places."""
-    monkeypatch.setattr(identity, "PROOF_PERIOD_S", 0.0)
+    monkeypatch.setattr(identity, "CHECK_PERIOD_S", 0.0)
     fake.topics[TOPIC] = 1
     got: list[bytes] = []
 
@@ -297,7 +297,7 @@ class Queue:
         life = self.messages.get(offset)
         found = None if life is None else Anchor(offset, 1000 * life + offset, 10 * offset)
         is_refused = not self.is_slave and not self.begin <= offset <= self.end
-        return Look(found, self.begin, self.end, is_refused)
+        return QueueProbe(found, self.begin, self.end, is_refused)
 
 
 def lives(*spans: tuple[int, int, int]) -> dict[int, int]:
@@ -312,46 +312,48 @@ def anchors(*offsets: int) -> list[Anchor]:
 @pytest.mark.parametrize(
     ("queue", "known", "expected"),
     [
-        (Queue(lives((0, 60, 1)), 60), anchors(10, 49), Judgement(QueueVerdict.SAME)),
-        (Queue({}, 0), anchors(49), Judgement(QueueVerdict.RECREATED, 0)),
-        (Queue({}, 0), anchors(0), Judgement(QueueVerdict.RECREATED, 0)),
-        (Queue(lives((0, 5, 2)), 5), anchors(10, 49), Judgement(QueueVerdict.RECREATED, 0)),
-        (Queue(lives((0, 49, 2)), 49), anchors(49), Judgement(QueueVerdict.RECREATED, 0)),
-        (Queue(lives((0, 50, 2)), 50), anchors(10, 49), Judgement(QueueVerdict.RECREATED, 0)),
-        (Queue(lives((0, 90, 2)), 90), anchors(10, 49), Judgement(QueueVerdict.RECREATED, 0)),
+        (Queue(lives((0, 60, 1)), 60), anchors(10, 49), CheckResult(QueueVerdict.SAME)),
+        (Queue({}, 0), anchors(49), CheckResult(QueueVerdict.RECREATED, 0)),
+        (Queue({}, 0), anchors(0), CheckResult(QueueVerdict.RECREATED, 0)),
+        (Queue(lives((0, 5, 2)), 5), anchors(10, 49), CheckResult(QueueVerdict.RECREATED, 0)),
+        (Queue(lives((0, 49, 2)), 49), anchors(49), CheckResult(QueueVerdict.RECREATED, 0)),
+        (Queue(lives((0, 50, 2)), 50), anchors(10, 49), CheckResult(QueueVerdict.RECREATED, 0)),
+        (Queue(lives((0, 90, 2)), 90), anchors(10, 49), CheckResult(QueueVerdict.RECREATED, 0)),
         # Retention removed the head, up to all that was read, and all there is.
-        (Queue(lives((40, 60, 1)), 60, 40), anchors(10, 49), Judgement(QueueVerdict.SAME)),
-        (Queue(lives((50, 60, 1)), 60, 50), anchors(10, 49), Judgement(QueueVerdict.SAME)),
-        (Queue({}, 50, 50), anchors(10, 49), Judgement(QueueVerdict.SAME)),
-        (Queue({}, 50, 50), [Anchor(49, None)], Judgement(QueueVerdict.SAME)),
-        (Queue(lives((0, 90, 2)), 90), [Anchor(49, None)], Judgement(QueueVerdict.RECREATED, 0)),
+        (Queue(lives((40, 60, 1)), 60, 40), anchors(10, 49), CheckResult(QueueVerdict.SAME)),
+        (Queue(lives((50, 60, 1)), 60, 50), anchors(10, 49), CheckResult(QueueVerdict.SAME)),
+        (Queue({}, 50, 50), anchors(10, 49), CheckResult(QueueVerdict.SAME)),
+        (Queue({}, 50, 50), [Anchor(49, None)], CheckResult(QueueVerdict.SAME)),
+        (Queue(lives((0, 90, 2)), 90), [Anchor(49, None)], CheckResult(QueueVerdict.RECREATED, 0)),
         # And of a new topic too.
-        (Queue(lives((20, 90, 2)), 90, 20), anchors(10, 49), Judgement(QueueVerdict.RECREATED, 20)),
+        (Queue(lives((20, 90, 2)), 90, 20), anchors(10, 49),
+         CheckResult(QueueVerdict.RECREATED, 20)),
         # An unclean failover lost the newest messages; others may be in their places.
-        (Queue(lives((0, 45, 1)), 45), anchors(10, 40, 49), Judgement(QueueVerdict.CUT, 41)),
+        (Queue(lives((0, 45, 1)), 45), anchors(10, 40, 49), CheckResult(QueueVerdict.CUT, 41)),
         (Queue(lives((0, 45, 1), (45, 60, 2)), 60), anchors(10, 40, 49),
-         Judgement(QueueVerdict.CUT, 41)),
+         CheckResult(QueueVerdict.CUT, 41)),
         # A hole says nothing.
-        (Queue(lives((0, 49, 1), (50, 60, 1)), 60), anchors(10, 49), Judgement(QueueVerdict.SAME)),
+        (Queue(lives((0, 49, 1), (50, 60, 1)), 60), anchors(10, 49),
+         CheckResult(QueueVerdict.SAME)),
         (Queue(lives((0, 49, 2), (50, 60, 2)), 60), anchors(10, 49),
-         Judgement(QueueVerdict.RECREATED, 0)),
-        (Queue(lives((0, 60, 1)), 60), [], Judgement(QueueVerdict.SAME)),
+         CheckResult(QueueVerdict.RECREATED, 0)),
+        (Queue(lives((0, 60, 1)), 60), [], CheckResult(QueueVerdict.SAME)),
     ],
 )  # fmt: skip
 def test_the_verdict_on_a_queue(
     queue: Queue,
     known: list[Anchor],
-    expected: Judgement,
+    expected: CheckResult,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(identity, "look", queue.look)
+    monkeypatch.setattr(identity, "probe_queue", queue.look)
     assert run(check_queue(None, GROUP, QUEUE, known)) == expected  # type: ignore[arg-type]
 
 
-def run(talk: Iterator[Any]) -> Any:
-    """The result of a Talk that asks nothing."""
+def run(conversation: Iterator[Any]) -> Any:
+    """The result of a conversation that asks nothing."""
     try:
-        next(talk)
+        next(conversation)
     except StopIteration as done:
         return done.value
     raise AssertionError("it asks")
@@ -363,27 +365,27 @@ def test_nothing_follows_from_the_end_of_a_slave_that_is_behind(
 ) -> None:
     queue = Queue(lives((0, end, 1)), end)
     queue.is_slave = True
-    monkeypatch.setattr(identity, "look", queue.look)
+    monkeypatch.setattr(identity, "probe_queue", queue.look)
     found = run(check_queue(None, GROUP, QUEUE, anchors(49)))  # type: ignore[arg-type]
-    assert found == Judgement(QueueVerdict.UNKNOWN)
+    assert found == CheckResult(QueueVerdict.UNKNOWN)
 
 
 def test_a_message_at_the_same_place_with_another_time_or_position_is_another_one() -> None:
     one = Anchor(5, 1000, 70)
-    assert one.agrees(Anchor(5, 1000, 70))
-    assert one.agrees(Anchor(5, 1000))
-    assert not one.agrees(Anchor(5, 1001, 70))
-    assert not one.agrees(Anchor(5, 1000, 71)), "two lives within a millisecond"
+    assert one.is_same_message(Anchor(5, 1000, 70))
+    assert one.is_same_message(Anchor(5, 1000))
+    assert not one.is_same_message(Anchor(5, 1001, 70))
+    assert not one.is_same_message(Anchor(5, 1000, 71)), "two lives within a millisecond"
 
 
-def answer(low: int, high: int, status: PullStatus = PullStatus.NO_NEW_MSG) -> PullAnswer:
-    return PullAnswer(status, high, low, high, b"", "")
+def answer(low: int, high: int, status: PullStatus = PullStatus.NO_NEW_MSG) -> PullResponse:
+    return PullResponse(status, high, low, high, b"", "")
 
 
 def known_queue() -> QueueIdentity:
     known = QueueIdentity()
     known.add_anchor(anchors(8)[0], 100, 100.0)
-    known.accept_bounds(answer(2, 9))
+    known.update_bounds(answer(2, 9))
     return known
 
 
@@ -399,24 +401,24 @@ def known_queue() -> QueueIdentity:
     ],
 )
 def test_a_proof_is_due_once_a_second_and_when_the_queue_has_lost_something(
-    pulled: PullAnswer, now_s: float, is_due: bool, is_suspect: bool
+    pulled: PullResponse, now_s: float, is_due: bool, is_suspect: bool
 ) -> None:
-    assert not QueueIdentity().needs_proof(pulled, now_s), "nothing is known yet"
+    assert not QueueIdentity().needs_check(pulled, now_s), "nothing is known yet"
     known = known_queue()
-    assert (known.needs_proof(pulled, now_s), known.is_suspect) == (is_due, is_suspect)
+    assert (known.needs_check(pulled, now_s), known.is_suspect) == (is_due, is_suspect)
 
 
 def test_looking_at_large_messages_is_done_less_often() -> None:
     known = known_queue()
     known.add_anchor(anchors(9)[0], 4 << 20, 100.5)
-    assert not known.needs_proof(answer(2, 10), 104.0)
-    assert known.needs_proof(answer(2, 10), 105.5)
+    assert not known.needs_check(answer(2, 10), 104.0)
+    assert known.needs_check(answer(2, 10), 105.5)
 
 
 def test_after_an_error_a_proof_is_due_at_once() -> None:
     known = known_queue()
     known.is_suspect = True
-    assert known.needs_proof(answer(2, 9), 100.5)
+    assert known.needs_check(answer(2, 9), 100.5)
 
 
 def test_what_was_read_since_the_last_proof_proves_nothing() -> None:
@@ -426,12 +428,12 @@ def test_what_was_read_since_the_last_proof_proves_nothing() -> None:
         known.add_anchor(anchors(offset)[0], 1, 0.0)
     assert [anchor.offset for anchor in known.proven] == [8]
     assert len(known.fresh) <= identity.ANCHORS_MAX
-    known.note_same(1.0)
+    known.record_same(1.0)
     offsets = [anchor.offset for anchor in known.proven]
     assert (offsets[0], offsets[-1], len(offsets)) == (8, 39, identity.ANCHORS_MAX)
     gaps = [39 - offset for offset in offsets]
     assert gaps[-2] <= 2, "a short cut repeats little"
-    known.cut(20)
+    known.drop_lost_anchors(20)
     assert max(anchor.offset for anchor in known.proven) < 20
 
 
@@ -442,11 +444,11 @@ def test_what_was_read_since_the_last_proof_proves_nothing() -> None:
         (answer(3, 9, PullStatus.OFFSET_ILLEGAL), 2, None),
         (answer(3, 9, PullStatus.OFFSET_ILLEGAL), 9, None),
         (answer(3, 9), 10, None),
-        (PullAnswer(PullStatus.OFFSET_ILLEGAL, 5, 3, 9, b"", "OFFSET_RESET"), 10, None),
+        (PullResponse(PullStatus.OFFSET_ILLEGAL, 5, 3, 9, b"", "OFFSET_RESET"), 10, None),
     ],
 )
 def test_a_position_behind_the_end_begins_at_the_first_message(
-    pulled: PullAnswer, offset: int, expected: int | None
+    pulled: PullResponse, offset: int, expected: int | None
 ) -> None:
     assert restart_offset(pulled, offset) == expected
 
@@ -471,14 +473,16 @@ async def test_a_look_does_not_disturb_the_group(mq: Sluice) -> None:
     await mq.admin.create_topic(TOPIC, queues=1)
     await mq.send(TOPIC, b"one", tag="A")
     await mq.admin.commit_offset("TOOLS_CONSUMER", QUEUE, 0)
-    core.offsets.resets.put("TOOLS_CONSUMER", TOPIC, 0, 0)
-    before = dict(core.offsets.pulled_by("TOOLS_CONSUMER", TOPIC))
-    seen = await mq.cluster.run(look(mq.cluster.directory, "TOOLS_CONSUMER", QUEUE, 0))
+    core.offsets.resets.add("TOOLS_CONSUMER", TOPIC, 0, 0)
+    before = dict(core.offsets.pulled_offsets("TOOLS_CONSUMER", TOPIC))
+    seen = await mq.cluster.run(probe_queue(mq.cluster.directory, "TOOLS_CONSUMER", QUEUE, 0))
     assert seen.found is not None
     assert seen.found.offset == 0
     assert (seen.offset_min, seen.offset_max, seen.reset_to) == (0, 1, None)
     for offset, is_refused in ((1, False), (2, True)):
-        seen = await mq.cluster.run(look(mq.cluster.directory, "TOOLS_CONSUMER", QUEUE, offset))
+        seen = await mq.cluster.run(
+            probe_queue(mq.cluster.directory, "TOOLS_CONSUMER", QUEUE, offset)
+        )
         assert (seen.found, seen.is_refused) == (None, is_refused)
-    assert core.offsets.resets.blocks("TOOLS_CONSUMER", TOPIC, 0)
-    assert core.offsets.pulled_by("TOOLS_CONSUMER", TOPIC) == before
+    assert core.offsets.resets.blocks_commits("TOOLS_CONSUMER", TOPIC, 0)
+    assert core.offsets.pulled_offsets("TOOLS_CONSUMER", TOPIC) == before

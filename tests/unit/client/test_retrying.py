@@ -9,11 +9,16 @@ import re
 import pytest
 
 from sluicemq import ConfigurationError, RetryLaterError, Sluice
-from sluicemq.client.core.consuming import RetryRules, first_topic, retry_copy, times_so_far
+from sluicemq.client.core.consuming import (
+    RetryRules,
+    make_retry_message,
+    original_topic,
+    retry_count,
+)
 from sluicemq.errors import SluiceError
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
-from sluicemq.net.dispatch import finish_answer
+from sluicemq.net.dispatch import encode_response_to
 from sluicemq.record.codec import decode_properties
 from sluicemq.wire.frames import Command
 from stored_bodies import BAD, GOOD
@@ -47,7 +52,7 @@ async def failing(message):
 def test_the_copy_says_where_it_came_from_and_how_often_it_has_come():
     stored = record("%RETRY%g", 2, TAGS="A", KEYS="k", RETRY_TOPIC="t", ORIGIN_MESSAGE_ID="F00",
                     DELAY="4", TRAN_MSG="true", WAIT="false", TIMER_DELAY_SEC="3")  # fmt: skip
-    copy = retry_copy(stored, "g", times_so_far(stored), 0, 16)
+    copy = make_retry_message(stored, "g", retry_count(stored), 0, 16)
     assert (copy.topic, copy.flag, copy.message_id) == ("%RETRY%g", 3, "AB")
     assert (copy.reconsume_times, copy.reconsume_times_max) == (3, 16)
     assert decode_properties(copy.properties.encode()) == {
@@ -58,35 +63,37 @@ def test_the_copy_says_where_it_came_from_and_how_often_it_has_come():
 
 def test_the_first_copy_takes_topic_and_id_from_where_the_message_lies():
     stored = record()
-    properties = decode_properties(retry_copy(stored, "g", 0, 7, None).properties.encode())
+    properties = decode_properties(make_retry_message(stored, "g", 0, 7, None).properties.encode())
     assert properties["RETRY_TOPIC"] == "t"
     assert properties["ORIGIN_MESSAGE_ID"] == stored.offset_message_id
     assert properties["DELAY"] == "7"
 
 
 def test_a_copy_for_the_dead_letters_says_that_no_retry_is_allowed():
-    assert retry_copy(record(), "g", 0, -1, 16).reconsume_times_max == 0
+    assert make_retry_message(record(), "g", 0, -1, 16).reconsume_times_max == 0
 
 
 def test_a_copy_has_the_stored_body_and_says_how_it_is_compressed():
     for one in (*GOOD.values(), *BAD.values()):
-        copy = retry_copy(record(body=one.raw, sys_flag=one.sys_flag | 0x38), "g", 0, 0, None)
+        copy = make_retry_message(
+            record(body=one.raw, sys_flag=one.sys_flag | 0x38), "g", 0, 0, None
+        )
         assert (copy.body, copy.sys_flag) == (one.raw, one.sys_flag)
 
 
 def test_a_dead_letter_is_counted_from_the_beginning_and_keeps_its_topic():
     stored = record("%DLQ%g", 17, RETRY_TOPIC="t")
-    assert times_so_far(stored) == 0
-    assert first_topic(stored) == "%DLQ%g"
-    copy = retry_copy(stored, "u", times_so_far(stored), 0, None)
+    assert retry_count(stored) == 0
+    assert original_topic(stored) == "%DLQ%g"
+    copy = make_retry_message(stored, "u", retry_count(stored), 0, None)
     assert copy.reconsume_times == 1
     assert decode_properties(copy.properties.encode())["RETRY_TOPIC"] == "%DLQ%g"
 
 
 def test_the_topic_is_restored_only_for_messages_of_a_retry_topic():
-    assert first_topic(record("%RETRY%g", 1, RETRY_TOPIC="t")) == "t"
-    assert first_topic(record("%RETRY%g", 1)) == "%RETRY%g"
-    assert first_topic(record("t", 0, RETRY_TOPIC="other")) == "t"
+    assert original_topic(record("%RETRY%g", 1, RETRY_TOPIC="t")) == "t"
+    assert original_topic(record("%RETRY%g", 1)) == "%RETRY%g"
+    assert original_topic(record("t", 0, RETRY_TOPIC="other")) == "t"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +197,7 @@ async def test_when_the_broker_refuses_36_the_client_sends_the_copy(fake):
 async def test_when_nothing_can_be_stored_the_offset_stays_and_the_handler_is_called_again(
     fake, monkeypatch
 ):
-    monkeypatch.setattr("sluicemq.client.aio.consumer.retry_delay_s", lambda attempt: 0.02)
+    monkeypatch.setattr("sluicemq.client.aio.consumer.local_retry_delay_s", lambda attempt: 0.02)
     fake.topics["t"] = 1
     for n in range(3):
         fake.broker.put("t", 0, b"%d" % n)
@@ -240,7 +247,7 @@ async def test_the_offset_waits_for_the_answer_of_the_send_back(fake):
             readers = mq._members["g"].readers
             assert readers.get(message.queue).in_flight.committable == 0
             ((command, peer),) = waiting
-            peer.write(finish_answer(Command(0), command))
+            peer.write(encode_response_to(Command(0), command))
             assert await rejecting
             assert readers.get(message.queue).in_flight.committable == 1
 

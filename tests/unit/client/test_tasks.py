@@ -11,7 +11,7 @@ from sluicemq.client.tasks import (
     RESTART_MAX_S,
     RESTART_S,
     STEADY_S,
-    Closing,
+    CloseOnce,
     EscapedError,
     Tasks,
     call_listener,
@@ -51,10 +51,10 @@ def failing(times, error, began):
 @pytest.mark.parametrize("error", [ValueError("x"), asyncio.CancelledError(), GeneratorExit()])
 async def test_a_kept_task_that_ends_unexpectedly_is_logged_and_started_again(clock, caplog, error):
     tasks, began = Tasks(), []
-    tasks.keep(failing(2, error, began), "chore")
+    tasks.supervise(failing(2, error, began), "chore")
     await clock.advance(seconds=1)
     assert len(began) == 3
-    assert tasks.live == 1
+    assert tasks.running_count == 1
     assert caplog.text.count("background task chore") == 2
     await tasks.close()
     assert not tasks
@@ -62,7 +62,7 @@ async def test_a_kept_task_that_ends_unexpectedly_is_logged_and_started_again(cl
 
 async def test_the_pause_before_a_restart_doubles_up_to_a_limit_and_is_forgotten(clock):
     tasks, began = Tasks(), []
-    tasks.keep(failing(12, ValueError("x"), began), "chore")
+    tasks.supervise(failing(12, ValueError("x"), began), "chore")
     await clock.advance(seconds=400)
     pauses = [round(later - earlier, 3) for earlier, later in pairwise(began)]
     assert pauses == [min(RESTART_S * 2**n, RESTART_MAX_S) for n in range(12)]
@@ -75,7 +75,7 @@ async def test_the_pause_before_a_restart_doubles_up_to_a_limit_and_is_forgotten
         await asyncio.sleep(STEADY_S)
         raise ValueError("x")
 
-    tasks.keep(work, "chore")
+    tasks.supervise(work, "chore")
     await clock.advance(seconds=3 * (STEADY_S + 1))
     assert [round(b - a, 3) for a, b in pairwise(steady)][:2] == [STEADY_S + RESTART_S] * 2
     await tasks.close()
@@ -83,7 +83,7 @@ async def test_the_pause_before_a_restart_doubles_up_to_a_limit_and_is_forgotten
 
 async def test_a_kept_task_that_other_code_cancels_is_started_again(clock, caplog):
     tasks, began = Tasks(), []
-    kept = tasks.keep(failing(0, ValueError(), began), "chore")
+    kept = tasks.supervise(failing(0, ValueError(), began), "chore")
     await asyncio.sleep(0)
     kept.task.cancel()
     await clock.advance(seconds=1)
@@ -94,10 +94,10 @@ async def test_a_kept_task_that_other_code_cancels_is_started_again(clock, caplo
 
 async def test_a_kept_task_that_returns_or_is_cancelled_by_its_owner_is_over(clock):
     tasks = Tasks()
-    tasks.keep(lambda: asyncio.sleep(0), "short")
-    waiting = tasks.keep(lambda: asyncio.sleep(99), "long")
+    tasks.supervise(lambda: asyncio.sleep(0), "short")
+    waiting = tasks.supervise(lambda: asyncio.sleep(99), "long")
     await clock.advance(seconds=1)
-    assert tasks.live == 1
+    assert tasks.running_count == 1
     waiting.cancel()
     await tasks.wait()
     assert not tasks
@@ -111,20 +111,20 @@ async def test_wait_goes_on_while_a_task_waits_to_be_started_again(clock):
         if len(began) == 1:
             raise ValueError("x")
 
-    tasks.keep(work, "chore")
+    tasks.supervise(work, "chore")
     await tasks.wait()
     assert len(began) == 2
 
 
 async def test_closing_ends_a_task_that_waits_to_be_started_again(clock):
     tasks, began = Tasks(), []
-    tasks.keep(failing(99, ValueError("x"), began), "chore")
+    tasks.supervise(failing(99, ValueError("x"), began), "chore")
     await asyncio.sleep(0)
     await tasks.close()
     await clock.advance(seconds=60)
     assert len(began) == 1
     with pytest.raises(ClosedError):
-        tasks.keep(failing(0, ValueError(), began), "late")
+        tasks.supervise(failing(0, ValueError(), began), "late")
 
 
 def test_the_end_of_a_loop_is_neither_logged_nor_waited_for(caplog):
@@ -132,7 +132,7 @@ def test_the_end_of_a_loop_is_neither_logged_nor_waited_for(caplog):
     tasks = Tasks()
 
     async def main():
-        tasks.keep(lambda: asyncio.sleep(99), "chore")
+        tasks.supervise(lambda: asyncio.sleep(99), "chore")
         await asyncio.sleep(0)
 
     asyncio.run(main())
@@ -258,7 +258,7 @@ async def test_what_fails_while_its_caller_is_cancelled_is_logged(caplog):
 
 
 async def test_a_close_runs_once_and_all_callers_get_its_result():
-    closing, runs = Closing(), []
+    closing, runs = CloseOnce(), []
 
     async def work():
         runs.append(1)
@@ -271,7 +271,7 @@ async def test_a_close_runs_once_and_all_callers_get_its_result():
 
 
 async def test_a_close_that_failed_is_repeated():
-    closing, runs = Closing(), []
+    closing, runs = CloseOnce(), []
 
     async def work():
         runs.append(1)
@@ -285,8 +285,8 @@ async def test_a_close_that_failed_is_repeated():
 
 
 async def test_a_cancelled_caller_ends_the_wait_of_a_close(clock):
-    closing, hurried = Closing(), []
-    closing = Closing(lambda: hurried.append(1))
+    closing, hurried = CloseOnce(), []
+    closing = CloseOnce(lambda: hurried.append(1))
     told = []
 
     async def work():
@@ -301,15 +301,15 @@ async def test_a_cancelled_caller_ends_the_wait_of_a_close(clock):
 
 
 async def test_a_worker_that_closes_its_own_owner_does_not_wait_for_itself(clock):
-    tasks, closing = Tasks(), Closing()
+    tasks, closing = Tasks(), CloseOnce()
 
     async def work():
         await closing.run(tasks.close)
 
-    tasks.keep(work, "closes")
+    tasks.supervise(work, "closes")
     await clock.advance(seconds=1)
     assert not tasks
-    assert closing.has_begun
+    assert closing.has_started
 
 
 async def test_a_kept_task_that_is_cancelled_during_its_pause_is_not_waited_for(clock):
@@ -318,7 +318,7 @@ async def test_a_kept_task_that_is_cancelled_during_its_pause_is_not_waited_for(
     async def fail():
         raise ValueError
 
-    kept = tasks.keep(fail, "fails")
+    kept = tasks.supervise(fail, "fails")
     await clock.advance(seconds=RESTART_S / 2)
     assert tasks
     kept.cancel()

@@ -7,22 +7,22 @@ from hypothesis import strategies as st
 from sluicemq import ConfigurationError, Message
 from sluicemq.cli.message import drawn
 from sluicemq.client.admin.messages import GroupTrace, record_of_message, timeline
-from sluicemq.client.core.messages import join, prepare
+from sluicemq.client.core.messages import join_batch, make_outgoing
 from sluicemq.client.core.requests import SendResult, SendStatus
 from sluicemq.client.core.tracing import (
     BYTES_MAX,
     RECORDS_MAX,
-    Ended,
-    Finished,
+    ConsumeOutcome,
+    ConsumeTrace,
+    DeliveryTrace,
     MessageKind,
-    Outcome,
-    Published,
-    Recalled,
-    Taken,
+    RecallTrace,
+    SendTrace,
     Tracing,
-    decode,
-    encode,
-    trace_topic,
+    TransactionTrace,
+    decode_trace_records,
+    encode_trace_records,
+    parse_trace_option,
 )
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
@@ -36,17 +36,19 @@ number = st.integers(0, 2**53)
 kind = st.sampled_from(MessageKind)
 records = st.one_of(
     st.builds(
-        Published, number, text, text, text, text, text, text, text, number, number, kind, text,
+        SendTrace, number, text, text, text, text, text, text, text, number, number, kind, text,
         st.booleans(), text,
     ),
-    st.builds(Taken, number, text, text, text, text, number, text),
+    st.builds(DeliveryTrace, number, text, text, text, text, number, text),
     st.builds(
-        Finished, text, text, number, st.booleans(), text, st.sampled_from(Outcome), number, text
+        ConsumeTrace, text, text, number, st.booleans(), text, st.sampled_from(ConsumeOutcome),
+        number, text
     ),
     st.builds(
-        Ended, number, text, text, text, text, text, text, text, kind, text, text, st.booleans()
+        TransactionTrace, number, text, text, text, text, text, text, text, kind, text, text,
+        st.booleans()
     ),
-    st.builds(Recalled, number, text, text, text, text, st.booleans()),
+    st.builds(RecallTrace, number, text, text, text, text, st.booleans()),
 )  # fmt: skip
 
 
@@ -56,12 +58,12 @@ records = st.one_of(
 @settings(max_examples=100)
 @given(st.lists(records, max_size=5))
 def test_what_is_written_is_read(told):
-    assert decode(encode(told)) == (told, 0)
+    assert decode_trace_records(encode_trace_records(told)) == (told, 0)
 
 
 def test_separators_in_names_do_not_shift_fields():
-    odd = Taken(1, "r", "a\x01b", "q", "id\x02", 0, None)
-    (read,), unread = decode(encode([odd]))
+    odd = DeliveryTrace(1, "r", "a\x01b", "q", "id\x02", 0, None)
+    (read,), unread = decode_trace_records(encode_trace_records([odd]))
     assert unread == 0
     assert (read.group, read.message_id, read.retry_times) == ("a b", "id ", 0)
 
@@ -73,20 +75,20 @@ def test_older_shorter_and_longer_records_are_understood():
         "SubAfter\x01q\x01id\x017\x01true\x01k\x02"
         "SubBefore\x011\x01r\x01g\x01q\x01id\x012\x02"
     )
-    (old, cloud, short, before), unread = decode(body.encode())
+    (old, cloud, short, before), unread = decode_trace_records(body.encode())
     assert unread == 0
     assert (old.tags, old.keys, old.offset_message_id, old.success) == (None, None, None, True)
-    assert (cloud.outcome, cloud.time_ms, cloud.group) == (Outcome.FAILED, None, None)
-    assert short.outcome is Outcome.SUCCESS
+    assert (cloud.outcome, cloud.time_ms, cloud.group) == (ConsumeOutcome.FAILED, None, None)
+    assert short.outcome is ConsumeOutcome.SUCCESS
     assert (before.retry_times, before.keys) == (2, None)
 
 
 def test_what_cannot_be_understood_is_counted_and_hides_nothing():
-    good = encode([Recalled(1, "r", "g", "t", "id", True)])
+    good = encode_trace_records([RecallTrace(1, "r", "g", "t", "id", True)])
     body = (
         b"Fly\x01me\x02Pub\x01x\x02" + good + b"Recall\x011\x01r\x01g\x01t\x01id\x01maybe\x02\xff"
     )
-    assert decode(body) == ([Recalled(1, "r", "g", "t", "id", True)], 4)
+    assert decode_trace_records(body) == ([RecallTrace(1, "r", "g", "t", "id", True)], 4)
 
 
 # ---- notes
@@ -114,14 +116,14 @@ def result(message_id: str) -> SendResult:
 
 
 def outgoing(message: Message):
-    return prepare(message, message_id="id-0")
+    return make_outgoing(message, message_id="id-0")
 
 
 def told(tracing: Tracing):
     found = []
-    while (message := tracing.take()) is not None:
+    while (message := tracing.next_message()) is not None:
         assert message.message.topic == "traces"
-        found += decode(message.message.body)[0]
+        found += decode_trace_records(message.message.body)[0]
     return found
 
 
@@ -130,16 +132,16 @@ ANSWER = Command(0, fields={"MSG_REGION": "here", "TRACE_ON": "true"})
 
 def test_a_send_is_one_record_and_found_by_id_and_keys(tracing):
     message = Message("orders", b"12345", tag="A", keys=("k1", "k2"))
-    tracing.sent("g", outgoing(message), [result("id-0")], "1.2.3.4:5", ANSWER, 0.25)
-    written = tracing.take()
+    tracing.record_send("g", outgoing(message), [result("id-0")], "1.2.3.4:5", ANSWER, 0.25)
+    written = tracing.next_message()
     assert set(written.message.keys) == {"id-0", "k1", "k2"}
-    assert decode(written.message.body)[0] == [
-        Published(
+    assert decode_trace_records(written.message.body)[0] == [
+        SendTrace(
             4750, "here", "g", "orders", "id-0", "A", "k1 k2", "1.2.3.4:5", 5, 250,
             MessageKind.NORMAL, "at-id-0", True,
         )
     ]  # fmt: skip
-    assert tracing.take() is None
+    assert tracing.next_message() is None
 
 
 @pytest.mark.parametrize(
@@ -154,68 +156,71 @@ def test_the_kind_of_a_message_is_told(tracing, options, kind):
     from sluicemq.client.core.messages import make_message
 
     message = make_message("orders", b"1", **options)
-    tracing.sent("g", outgoing(message), [result("id-0")], "a:1", ANSWER, 0)
+    tracing.record_send("g", outgoing(message), [result("id-0")], "a:1", ANSWER, 0)
     assert told(tracing)[0].kind is kind
 
 
 def test_each_message_of_a_batch_has_its_record(tracing):
-    parts = [prepare(Message("t", b"x" * n, keys=(f"k{n}",)), f"id-{n}") for n in (1, 2, 3)]
+    parts = [make_outgoing(Message("t", b"x" * n, keys=(f"k{n}",)), f"id-{n}") for n in (1, 2, 3)]
     results = [result(f"id-{n}") for n in (1, 2, 3)]
-    tracing.sent("g", join(parts, "id-b"), results, "a:1", ANSWER, 0, batch=True)
+    tracing.record_send("g", join_batch(parts, "id-b"), results, "a:1", ANSWER, 0, batch=True)
     assert [(r.message_id, r.keys, r.body_length, r.offset_message_id) for r in told(tracing)] == [
         ("id-1", "k1", 1, "at-id-1"), ("id-2", "k2", 2, "at-id-2"), ("id-3", "k3", 3, "at-id-3")
     ]  # fmt: skip
 
 
 def test_a_send_that_was_given_up_is_told(tracing):
-    tracing.failed("g", outgoing(Message("t", b"1")), ["id-0"], 3.0, batch=False)
+    tracing.record_failed_send("g", outgoing(Message("t", b"1")), ["id-0"], 3.0, batch=False)
     (record,) = told(tracing)
     assert (record.success, record.store_host, record.cost_ms) == (False, None, 3000)
 
 
 def test_traces_are_not_traced_nor_what_the_broker_has_switched_off(tracing):
     off = Command(0, fields={"TRACE_ON": "false"})
-    tracing.sent("g", outgoing(Message("traces", b"1")), [result("id-0")], "a:1", ANSWER, 0)
-    tracing.failed("g", outgoing(Message("traces", b"1")), ["id-0"], 0, batch=False)
-    tracing.sent("g", outgoing(Message("t", b"1")), [result("id-0")], "a:1", off, 0)
-    assert tracing.take() is None
+    tracing.record_send("g", outgoing(Message("traces", b"1")), [result("id-0")], "a:1", ANSWER, 0)
+    tracing.record_failed_send("g", outgoing(Message("traces", b"1")), ["id-0"], 0, batch=False)
+    tracing.record_send("g", outgoing(Message("t", b"1")), [result("id-0")], "a:1", off, 0)
+    assert tracing.next_message() is None
 
 
 def test_what_there_is_no_room_for_is_dropped_and_counted(tracing):
     for _ in range(300):
-        tracing.recalled("g", "t", "id", success=True)
-    assert (len(tracing), tracing.dropped) == (250, 50)
+        tracing.record_recall("g", "t", "id", success=True)
+    assert (len(tracing), tracing.dropped_count) == (250, 50)
     assert len(told(tracing)) == 250
 
 
 def test_trace_messages_have_bounds(tracing):
     for index in range(RECORDS_MAX + 1):
-        tracing.recalled("g", "t", f"id-{index}", success=True)
-    assert [tracing.take().record_count, tracing.take().record_count] == [RECORDS_MAX, 1]
+        tracing.record_recall("g", "t", f"id-{index}", success=True)
+    assert [tracing.next_message().record_count, tracing.next_message().record_count] == [
+        RECORDS_MAX,
+        1,
+    ]
     for index in range(8):
-        tracing.recalled("g" * (BYTES_MAX // 4), "t", f"id-{index}", success=True)
+        tracing.record_recall("g" * (BYTES_MAX // 4), "t", f"id-{index}", success=True)
     sizes = []
-    while (message := tracing.take()) is not None:
+    while (message := tracing.next_message()) is not None:
         sizes.append(len(message.message.body))
     assert len(sizes) == 3
     assert max(sizes) <= BYTES_MAX
 
 
 def test_one_record_beyond_the_bound_is_still_written(tracing):
-    tracing.recalled("g" * (BYTES_MAX + 1), "t", "id", success=True)
-    assert tracing.take().record_count == 1
+    tracing.record_recall("g" * (BYTES_MAX + 1), "t", "id", success=True)
+    assert tracing.next_message().record_count == 1
 
 
 @pytest.mark.parametrize(
     ("given", "topic"), [(True, "RMQ_SYS_TRACE_TOPIC"), (False, None), (None, None), ("T", "T")]
 )
 def test_the_argument_trace(given, topic):
-    assert trace_topic(given) == topic
+    assert parse_trace_option(given) == topic
 
 
 def test_an_empty_topic_is_an_error():
-    with pytest.raises(ConfigurationError, match="trace is an empty text"):
-        trace_topic("")
+    with pytest.raises(ConfigurationError, match="trace is an empty string"):
+        parse_trace_option("")
 
 
 # ---- the timeline
@@ -223,12 +228,12 @@ def test_an_empty_topic_is_an_error():
 
 def test_deliveries_are_paired_by_request_and_rounds_are_told():
     found = timeline("id", [
-        Finished("q2", "id", 9, True, None, Outcome.SUCCESS, 1309, "g"),
-        Taken(1300, "r", "g", "q2", "id", 1, None),
-        Taken(200, "r", "g", "q1", "id", 0, None),
-        Finished("q1", "id", 5, False, None, Outcome.EXCEPTION, 205, "g"),
-        Taken(210, "r", "h", "q3", "id", 0, None),
-        Published(100, "r", "p", "t", "id", "A", "k", "h:1", 3, 20, MessageKind.NORMAL, "o", True),
+        ConsumeTrace("q2", "id", 9, True, None, ConsumeOutcome.SUCCESS, 1309, "g"),
+        DeliveryTrace(1300, "r", "g", "q2", "id", 1, None),
+        DeliveryTrace(200, "r", "g", "q1", "id", 0, None),
+        ConsumeTrace("q1", "id", 5, False, None, ConsumeOutcome.EXCEPTION, 205, "g"),
+        DeliveryTrace(210, "r", "h", "q3", "id", 0, None),
+        SendTrace(100, "r", "p", "t", "id", "A", "k", "h:1", 3, 20, MessageKind.NORMAL, "o", True),
     ], None)  # fmt: skip
     assert [(s.time_ms, s.kind, s.group, s.round, s.result, s.cost_ms) for s in found.steps] == [
         (100, "send", "p", None, "success", 20),
@@ -249,14 +254,16 @@ def test_deliveries_are_paired_by_request_and_rounds_are_told():
 
 
 def test_a_delivery_of_which_only_the_end_is_there_is_told():
-    found = timeline("id", [Finished("q", "id", 5, True, "k", Outcome.SUCCESS, 1205, "g")], None)
+    found = timeline(
+        "id", [ConsumeTrace("q", "id", 5, True, "k", ConsumeOutcome.SUCCESS, 1205, "g")], None
+    )
     (step,) = found.steps
     assert (step.time_ms, step.group, step.result, step.round) == (1200, "g", "success", None)
     assert found.keys == "k"
 
 
 def test_a_message_that_nobody_received_and_groups_that_are_silent_are_said():
-    sent = Published(1, "r", "p", "t", "id", None, None, None, 3, 2, MessageKind.HALF, None, False)
+    sent = SendTrace(1, "r", "p", "t", "id", None, None, None, 3, 2, MessageKind.HALF, None, False)
     found = timeline("id", [sent], None, unread=2)
     assert drawn(found)[-2:] == [
         "No consumer group has traced a delivery of it.",
@@ -293,15 +300,15 @@ def stored_at(time_ms: int) -> StoredMessage:
 
 
 def test_a_message_is_stored_after_it_was_sent_whatever_the_clocks_say():
-    sent = Published(
+    sent = SendTrace(
         500, "r", "p", "t", "id", None, None, "h:1", 1, 2, MessageKind.NORMAL, "o", True
     )
-    found = timeline("id", [sent, Taken(600, "r", "g", "q", "id", 0, None)], stored_at(400))
+    found = timeline("id", [sent, DeliveryTrace(600, "r", "g", "q", "id", 0, None)], stored_at(400))
     assert [step.kind for step in found.steps] == ["send", "store", "deliver"]
 
 
 def test_a_message_of_javas_batch_is_known_by_its_id_or_its_place():
-    batch = Published(
+    batch = SendTrace(
         1, "r", "p", "t", "a,b,c", None, None, "h:1", 9, 2, MessageKind.NORMAL, "x,y,z", True
     )
     own = record_of_message(batch, "b", None)

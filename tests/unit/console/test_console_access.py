@@ -13,7 +13,7 @@ import pytest
 
 from console_app import SECRETS, Browser, browsing
 from sluicemq.acl.rules import Account, Permission, Rules
-from sluicemq.acl.verdict import NEEDS, need_of
+from sluicemq.acl.verdict import REQUIREMENTS, requirement_of
 from sluicemq.console.accounts import Role
 from sluicemq.console.pages.access import REQUESTS, tried_request
 from sluicemq.errors import ConfigurationError
@@ -153,9 +153,9 @@ def test_every_request_on_the_list_can_be_tried() -> None:
     given = {"key": "reader-key", "host": "", "topic": "flights", "group": "late"}
     for name in REQUESTS:
         verdict = tried_request(Rules({"reader-key": one}), name, given)
-        need = need_of(RequestCode[name])
+        need = requirement_of(RequestCode[name])
         assert verdict.is_allowed is not need.is_admin, name
-        if need.asks is not None and RequestCode[name] in NEEDS:
+        if need.resources is not None and RequestCode[name] in REQUIREMENTS:
             assert "default" in verdict.rule, name
     with pytest.raises(ConfigurationError):
         tried_request(Rules(), "BATCH_ACK_MESSAGE", given)

@@ -43,7 +43,7 @@ class Scripted:
         }  # fmt: skip
 
     async def groups(self) -> dict[str, None]:
-        return dict.fromkeys([*self.names, "CID_ONSAPI_PULL", "%RETRY%late"])
+        return dict.fromkeys([*self.names, "CID_ONSAPI_PULL"])
 
     async def progress(self, group: str) -> list[QueueProgress]:
         if group == "forbidden":

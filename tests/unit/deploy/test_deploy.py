@@ -18,7 +18,7 @@ import click
 import pytest
 import yaml
 
-from sluicemq.broker.metrics import COUNTERS, GAUGES, OF_ACCESS_CONTROL
+from sluicemq.broker.metrics import ACCESS_METRICS, COUNTERS, GAUGES
 from sluicemq.cli import main
 from sluicemq.pipelines.file import check_pipeline
 from waiting import limit
@@ -34,8 +34,8 @@ COPIES = [line.split()[1:] for line in DOCKERFILE.splitlines() if re.match(r"COP
 """Of each COPY from the project: what, and the folder that it goes to."""
 METRIC = re.compile(r"\b(?:rocketmq|sluicemq)_[a-z_]+")
 KNOWN = {
-    *(f"{family.name}_total" for family in (*COUNTERS, *OF_ACCESS_CONTROL) if not family.is_gauge),
-    *(family.name for family in (*GAUGES, *OF_ACCESS_CONTROL)),
+    *(f"{family.name}_total" for family in (*COUNTERS, *ACCESS_METRICS) if not family.is_gauge),
+    *(family.name for family in (*GAUGES, *ACCESS_METRICS)),
     "sluicemq_send_latency_seconds_bucket",
 }
 

@@ -183,7 +183,7 @@ def test_cost_class_is_the_stage_that_decides(
      ("a > 30.5", ["NA", "31"], "text-against-number", "strings"),
      ("a = '5'", ["5.0"], "other-spelling", "a = '5.0'"),
      ("a IN ('hz', 'sh')", ["HZ", "sh"], "other-spelling", "a = 'HZ'"),
-     ("A > 30", ["31"], "never-there", "Is it a?")],
+     ("A > 30", ["31"], "never-there", "Did you mean 'a'?")],
 )  # fmt: skip
 def test_values_that_do_not_suit_are_told_with_the_cure(
     expression: str, values: list[str], code: str, fix: str

@@ -8,9 +8,9 @@ from sluicemq.model.addresses import (
     explain_address,
     is_loopback,
     is_private,
+    is_same_address,
+    is_same_network,
     is_wildcard,
-    same_address,
-    same_network,
 )
 
 
@@ -51,15 +51,15 @@ def test_private_networks_are_known() -> None:
     ],
 )
 def test_neighbours_share_a_network(one: str, other: str, neighbours: bool) -> None:
-    assert same_network(one, other) is neighbours
-    assert same_network(other, one) is neighbours
+    assert is_same_network(one, other) is neighbours
+    assert is_same_network(other, one) is neighbours
 
 
 def test_an_address_is_the_same_in_all_its_spellings() -> None:
-    assert same_address("::ffff:10.0.0.1", "10.0.0.1")
-    assert same_address("fe80::1%eth0", "fe80::1")
-    assert same_address("host", "host")
-    assert not same_address("host", "10.0.0.1")
+    assert is_same_address("::ffff:10.0.0.1", "10.0.0.1")
+    assert is_same_address("fe80::1%eth0", "fe80::1")
+    assert is_same_address("host", "host")
+    assert not is_same_address("host", "10.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_a_broker_tells_the_address_that_others_reach(
     arguments: tuple[str | None, str, list[str], str | None], address: str, fixed: bool
 ) -> None:
     advertised = choose_address(*arguments)
-    assert (advertised.address, advertised.fixed) == (address, fixed)
+    assert (advertised.address, advertised.is_fixed) == (address, fixed)
 
 
 def test_the_log_says_which_address_why_and_the_cure() -> None:
-    fixed = explain_address(AdvertisedAddress("10.0.0.9", True, "brokerIP1 says so"), 10911)
-    assert fixed == "Clients are told 10.0.0.9:10911, because brokerIP1 says so."
+    fixed = explain_address(AdvertisedAddress("10.0.0.9", True, "it is set as brokerIP1"), 10911)
+    assert fixed == "Advertising 10.0.0.9:10911 to clients, because it is set as brokerIP1."
     loopback = explain_address(choose_address(None, "127.0.0.1"), 1)
     assert "127.0.0.1:1" in loopback
     assert "Only programs on this machine" in loopback

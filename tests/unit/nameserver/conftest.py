@@ -17,7 +17,7 @@ from sluicemq.wire.frames import Command
 class FakePeer(NamedTuple):
     remote: Host = Host("127.0.0.1", 50000)
     local: Host = Host("127.0.0.1", 9876)
-    is_gone: bool = False
+    is_disconnected: bool = False
 
 
 LOCAL = FakePeer()

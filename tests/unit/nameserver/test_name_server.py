@@ -58,7 +58,7 @@ def connect() -> tuple[Peer, Wire]:
 
 
 def ask(server: NameServer, peer: Peer, command: Command) -> Command:
-    used, answer = server.dispatcher.feed(encode(command), peer)
+    used, answer = server.dispatcher.handle_frames(encode(command), peer)
     assert used
     return decode(answer[4:])
 
@@ -126,7 +126,7 @@ def test_a_header_that_lacks_a_field_is_answered_and_the_connection_stays(
 def test_a_one_way_heartbeat_gets_no_answer(server: NameServer) -> None:
     fields = {"brokerName": "a", "brokerAddr": "127.0.0.1:1", "clusterName": "c"}
     frame = encode(Command(904, fields, flag=FLAG_ONEWAY))
-    assert server.dispatcher.feed(frame, connect()[0]) == (len(frame), b"")
+    assert server.dispatcher.handle_frames(frame, connect()[0]) == (len(frame), b"")
 
 
 async def test_replicas_are_told_who_is_the_smallest(tmp_path: Path, clock: HandClock) -> None:
@@ -160,7 +160,7 @@ def test_a_name_server_that_hangs_is_unhealthy(server: NameServer, clock: HandCl
     clock.steady_s += 34  # its loop turns every five seconds at least
     assert server.unhealthy() == []
     clock.steady_s += 2
-    assert "has not turned for 31 s" in server.unhealthy()[0]
+    assert "has not run for 31 s" in server.unhealthy()[0]
 
 
 def test_it_is_not_ready_while_routes_are_refused(tmp_path: Path, clock: HandClock) -> None:

@@ -134,7 +134,7 @@ def test_large_registrations_are_decoded_elsewhere_and_small_ones_at_once(parts:
         class local:  # noqa: N801
             address = "127.0.0.1"
 
-        is_gone = False
+        is_disconnected = False
 
     def body(count: int) -> bytes:
         return encode_register_body(RegisterBody(TopicTable(configs(count))))
@@ -160,7 +160,7 @@ def test_what_a_registration_could_not_take_over_is_freed(parts: Requests) -> No
     body = encode_register_body(RegisterBody(TopicTable(configs(10))))
 
     class Peer:
-        is_gone = False
+        is_disconnected = False
         remote = local = type("Host", (), {"address": "127.0.0.1"})
 
     answer = parts.answer(Command(Code.REGISTER_BROKER, fields(), body), Peer(), 0)  # type: ignore[arg-type]

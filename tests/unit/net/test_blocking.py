@@ -18,7 +18,7 @@ Script = Callable[[socket.socket], None]
 
 @contextlib.contextmanager
 def served(script: Script) -> Iterator[str]:
-    """Runs `script` on the first connection; yields the address."""
+    """Serve one connection with `script` on a thread, and yield the address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def run() -> None:
@@ -155,5 +155,5 @@ def test_oneway_is_sent_and_not_waited_for() -> None:
         seen.extend(requests_of(connection, 1))
 
     with served(script) as address, closing(BlockingChannel(address)) as channel:
-        channel.oneway(Command(15))
+        channel.send_oneway(Command(15))
     assert seen[0].is_oneway

@@ -1,4 +1,4 @@
-"""The calling side: against our server on loopback, and against servers that misbehave."""
+"""Channels and pools, against a RemotingServer on loopback and against servers that misbehave."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from sluicemq.wire.frames import FLAG_RESPONSE, Command, FrameReader, encode
 
 
 class StepClock:
-    """A clock that a test moves."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -34,7 +34,7 @@ class StepClock:
         return self.now_s
 
 
-class RecordingCarrier:
+class RecordingTransport:
     def __init__(self) -> None:
         self.written: list[bytes] = []
         self.closed = False
@@ -46,11 +46,11 @@ class RecordingCarrier:
         self.closed = True
 
 
-def attached(**options: Any) -> tuple[Channel, RecordingCarrier]:
-    """A channel without a network."""
-    channel, carrier = Channel("127.0.0.1:1", **options), RecordingCarrier()
-    channel.connected(carrier, Host("127.0.0.1", 2))
-    return channel, carrier
+def attached(**options: Any) -> tuple[Channel, RecordingTransport]:
+    """Return a channel without a network, and its transport, which records what is written."""
+    channel, transport = Channel("127.0.0.1:1", **options), RecordingTransport()
+    channel.connection_made(transport, Host("127.0.0.1", 2))
+    return channel, transport
 
 
 def answer(opaque: int, code: int = 0, body: bytes = b"") -> bytes:
@@ -72,14 +72,16 @@ def task(coroutine: Any) -> asyncio.Task[Any]:
 
 
 async def test_calls_of_one_turn_leave_in_one_write_and_answers_may_come_in_any_order() -> None:
-    channel, carrier = attached()
+    channel, transport = attached()
     calls = [task(channel.call(Command(7, {"n": str(n)}), 5)) for n in range(3)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert len(carrier.written) == 1
-    sent = FrameReader().feed(carrier.written[0])
+    assert len(transport.written) == 1
+    sent = FrameReader().feed(transport.written[0])
     assert [c.fields for c in sent] == [{"n": "0"}, {"n": "1"}, {"n": "2"}]
-    channel.received(b"".join(answer(c.opaque, body=str(c.fields).encode()) for c in sent[::-1]))
+    channel.data_received(
+        b"".join(answer(c.opaque, body=str(c.fields).encode()) for c in sent[::-1])
+    )
     for call, command in zip(calls, sent, strict=True):
         assert (await call).body == str(command.fields).encode()
 
@@ -99,15 +101,15 @@ async def test_a_call_and_its_answer_through_a_server() -> None:
 
 
 async def test_a_call_times_out_and_its_late_answer_is_dropped() -> None:
-    channel, carrier = attached()
-    with pytest.raises(RequestTimeoutError, match=r"127\.0\.0\.1:1 did not answer request 7"):
+    channel, transport = attached()
+    with pytest.raises(RequestTimeoutError, match=r"127\.0\.0\.1:1 did not respond to request 7"):
         await channel.call(Command(7), 0.01)
-    opaque = FrameReader().feed(carrier.written[0])[0].opaque
-    channel.received(answer(opaque))
+    opaque = FrameReader().feed(transport.written[0])[0].opaque
+    channel.data_received(answer(opaque))
     call = task(channel.call(Command(8), 5))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    channel.received(answer(opaque + 1, 17))
+    channel.data_received(answer(opaque + 1, 17))
     assert (await call).code == 17
 
 
@@ -127,7 +129,7 @@ async def test_each_call_ends_at_its_own_time_though_one_timer_watches_all() -> 
     assert [code for code, _ in ended] == [4, 12, 20]
     assert all(after_s >= code / 100 - EXPIRE_SLACK_S for code, after_s in ended)
     assert channel._calls == {}
-    call = task(channel.call(Command(9), 0.01))  # the timer had stopped: it begins anew
+    call = task(channel.call(Command(9), 0.01))  # the timer had stopped and starts again
     with pytest.raises(RequestTimeoutError):
         await call
 
@@ -144,36 +146,36 @@ async def test_a_cancelled_call_leaves_nothing_behind() -> None:
 
 async def test_a_begun_call_that_is_given_up_is_forgotten_at_its_deadline() -> None:
     channel, _ = attached()
-    channel.begin(Command(7), 0.01).cancel()
-    kept = channel.begin(Command(8), 5)
+    channel.start_call(Command(7), 0.01).cancel()
+    kept = channel.start_call(Command(8), 5)
     await asyncio.sleep(0.03)
     assert [code for _, code, _, _ in channel._calls.values()] == [8]
     assert not kept.done()
 
 
 async def test_an_answer_to_a_call_that_was_given_up_is_dropped() -> None:
-    channel, carrier = attached()
-    future = channel.begin(Command(310), 5)
+    channel, transport = attached()
+    future = channel.start_call(Command(310), 5)
     await asyncio.sleep(0)
-    (sent,) = FrameReader().feed(carrier.written[0])
+    (sent,) = FrameReader().feed(transport.written[0])
     future.cancel()
     stored = {"msgId": "AB", "queueId": "0", "queueOffset": "1"}
-    channel.received(encode(Command(0, stored, b"", sent.opaque, FLAG_RESPONSE, None, "JAVA")))
+    channel.data_received(encode(Command(0, stored, b"", sent.opaque, FLAG_RESPONSE, None, "JAVA")))
     assert channel._calls == {}
 
 
 async def test_what_is_held_back_is_not_sent_for_who_has_given_up() -> None:
-    channel, carrier = attached()
-    channel.paused(True)
-    given_up, kept = channel.begin(Command(7), 5), channel.begin(Command(8), 5)
+    channel, transport = attached()
+    channel.set_writing_paused(True)
+    given_up, kept = channel.start_call(Command(7), 5), channel.start_call(Command(8), 5)
     given_up.cancel()
-    channel.paused(True)
+    channel.set_writing_paused(True)
     await asyncio.sleep(0)
-    assert carrier.written == []
-    channel.paused(False)
+    assert transport.written == []
+    channel.set_writing_paused(False)
     await asyncio.sleep(0)
-    (sent,) = FrameReader().feed(carrier.written[0])
-    channel.received(answer(sent.opaque))
+    (sent,) = FrameReader().feed(transport.written[0])
+    channel.data_received(answer(sent.opaque))
     assert (sent.code, kept.result().code) == (8, 0)
 
 
@@ -182,8 +184,8 @@ async def test_a_lost_connection_fails_every_call_and_tells_once() -> None:
     channel, _ = attached(on_close=closed.append)
     calls = [task(channel.call(Command(7), 5)) for _ in range(2)]
     await asyncio.sleep(0)
-    channel.disconnected(ConnectionResetError("reset by peer"))
-    channel.disconnected(None)
+    channel.connection_lost(ConnectionResetError("reset by peer"))
+    channel.connection_lost(None)
     for call in calls:
         with pytest.raises(ConnectionLostError, match="reset by peer"):
             await call
@@ -191,14 +193,14 @@ async def test_a_lost_connection_fails_every_call_and_tells_once() -> None:
     with pytest.raises(ConnectionLostError):
         await channel.call(Command(7), 5)
     with pytest.raises(ConnectionLostError):
-        channel.oneway(Command(7))
+        channel.send_oneway(Command(7))
 
 
 async def test_oneway_requests_are_marked_and_not_waited_for() -> None:
-    channel, carrier = attached()
-    channel.oneway(Command(15))
+    channel, transport = attached()
+    channel.send_oneway(Command(15))
     await asyncio.sleep(0)
-    (sent,) = FrameReader().feed(carrier.written[0])
+    (sent,) = FrameReader().feed(transport.written[0])
     assert sent.is_oneway
 
 
@@ -208,47 +210,47 @@ async def test_requests_of_the_server_are_answered_with_their_opaque() -> None:
             raise ValueError("a bug")
         return Command(0, {"for": str(command.code)})
 
-    channel, carrier = attached(on_request=on_request)
-    channel.received(
+    channel, transport = attached(on_request=on_request)
+    channel.data_received(
         encode(Command(307, opaque=55)) + encode(Command(40, flag=2)) + encode(Command(1))
     )
     await asyncio.sleep(0)
-    (sent,) = FrameReader().feed(b"".join(carrier.written))
+    (sent,) = FrameReader().feed(b"".join(transport.written))
     assert (sent.opaque, sent.is_response, sent.fields) == (55, True, {"for": "307"})
 
 
 async def test_a_server_that_does_not_speak_the_protocol_is_left() -> None:
-    channel, carrier = attached()
+    channel, transport = attached()
     call = task(channel.call(Command(7), 5))
     await asyncio.sleep(0)
-    channel.received(b"HTTP/1.1 400 Bad Request\r\n")
+    channel.data_received(b"HTTP/1.1 400 Bad Request\r\n")
     with pytest.raises(ConnectionLostError, match="above the limit"):
         await call
-    assert carrier.closed
+    assert transport.closed
 
 
 async def test_calls_wait_while_the_server_takes_no_bytes() -> None:
-    channel, carrier = attached()
-    channel.paused(True)
+    channel, transport = attached()
+    channel.set_writing_paused(True)
     call = task(channel.call(Command(7), 5))
     impatient = task(channel.call(Command(7), 0.01))
     await asyncio.sleep(0.03)
-    assert carrier.written == []
+    assert transport.written == []
     with pytest.raises(RequestTimeoutError):
         await impatient
-    channel.paused(False)
+    channel.set_writing_paused(False)
     await asyncio.sleep(0.01)
-    (sent,) = FrameReader().feed(carrier.written[0])
-    channel.received(answer(sent.opaque))
+    (sent,) = FrameReader().feed(transport.written[0])
+    channel.data_received(answer(sent.opaque))
     assert (await call).code == 0
 
 
 async def test_a_frame_above_the_limit_fails_its_own_call_only() -> None:
-    channel, carrier = attached()
+    channel, transport = attached()
     with pytest.raises(ProtocolError, match="limit"):
         await channel.call(Command(7, None, bytes(17 << 20)), 5)
     assert not channel.closed
-    assert carrier.written == []
+    assert transport.written == []
 
 
 async def test_dialling_nobody_says_so() -> None:

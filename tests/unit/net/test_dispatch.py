@@ -1,4 +1,4 @@
-"""The seam from bytes to bytes, without any loop."""
+"""The dispatcher: from request frames to response frames, without an event loop."""
 
 import logging
 import struct
@@ -42,7 +42,7 @@ def answers_of(data: bytes) -> list[Command]:
 def test_all_frames_of_a_chunk_are_answered_in_order_in_one_piece(peer: Peer) -> None:
     dispatcher = Dispatcher({7: lambda c, _: Command(0, {"n": str(c.opaque)}, bytes(c.body))})
     chunk = b"".join(request(7, n, b"x" * n) for n in range(40))
-    used, answers = dispatcher.feed(chunk, peer)
+    used, answers = dispatcher.handle_frames(chunk, peer)
     assert used == len(chunk)
     assert [(c.opaque, c.fields, len(c.body)) for c in answers_of(answers)] == [
         (n, {"n": str(n)}, n) for n in range(40)
@@ -53,16 +53,16 @@ def test_all_frames_of_a_chunk_are_answered_in_order_in_one_piece(peer: Peer) ->
 def test_a_frame_that_is_not_whole_is_left(peer: Peer) -> None:
     dispatcher = Dispatcher({7: lambda c, _: b"answer!!"})
     chunk = request(7) + request(7)[:-1]
-    assert dispatcher.feed(chunk, peer) == (len(request(7)), b"answer!!")
-    assert dispatcher.feed(chunk[:7], peer) == (0, b"")
-    assert dispatcher.feed(b"", peer) == (0, b"")
+    assert dispatcher.handle_frames(chunk, peer) == (len(request(7)), b"answer!!")
+    assert dispatcher.handle_frames(chunk[:7], peer) == (0, b"")
+    assert dispatcher.handle_frames(b"", peer) == (0, b"")
 
 
 def test_bytes_are_answered_as_they_are_and_none_is_no_answer(peer: Peer) -> None:
     dispatcher = Dispatcher(
         {1: lambda c, _: b"one", 2: lambda c, _: None, 3: lambda c, _: b"three"}
     )
-    _, answers = dispatcher.feed(request(1) + request(2) + request(3), peer)
+    _, answers = dispatcher.handle_frames(request(1) + request(2) + request(3), peer)
     assert answers == b"onethree"
 
 
@@ -70,9 +70,9 @@ def test_other_outcomes_go_to_deferred_with_their_request(peer: Peer) -> None:
     held: list[tuple[Any, int, Peer]] = []
     dispatcher = Dispatcher(
         {5: lambda c, _: ("parked", c.opaque)},
-        deferred=lambda outcome, command, who: held.append((outcome, command.opaque, who)),
+        handle_outcome=lambda outcome, command, who: held.append((outcome, command.opaque, who)),
     )
-    assert dispatcher.feed(request(5, 9), peer)[1] == b""
+    assert dispatcher.handle_frames(request(5, 9), peer)[1] == b""
     assert held == [(("parked", 9), 9, peer)]
 
 
@@ -82,14 +82,14 @@ def test_oneway_requests_get_no_answer_whatever_happens(peer: Peer) -> None:
 
     dispatcher = Dispatcher({1: lambda c, _: b"x", 2: lambda c, _: Command(0), 3: fail})
     chunk = b"".join(request(code, flag=2) for code in (1, 2, 3, 404))
-    assert dispatcher.feed(chunk, peer) == (len(chunk), b"")
+    assert dispatcher.handle_frames(chunk, peer) == (len(chunk), b"")
 
 
 def test_an_unknown_code_is_answered_3_and_logged_once(
     peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
     dispatcher = Dispatcher({})
-    _, answers = dispatcher.feed(request(9999, 4) * 3, peer)
+    _, answers = dispatcher.handle_frames(request(9999, 4) * 3, peer)
     answer = answers_of(answers)[0]
     assert (answer.code, answer.opaque, answer.fields) == (3, 4, None)
     assert answer.remark == " request type 9999 not supported"
@@ -114,14 +114,14 @@ def test_errors_become_codes_and_remarks_and_the_rest_goes_on(
     dispatcher = Dispatcher({1: refuse, 2: full, 3: bug, 4: header, 5: lambda c, _: object()})
     caplog.set_level(logging.WARNING)
     chunk = b"".join(request(code) for code in (1, 2, 3, 3, 4, 5))
-    _, answers = dispatcher.feed(chunk, peer)
+    _, answers = dispatcher.handle_frames(chunk, peer)
     assert [(c.code, c.remark) for c in answers_of(answers)] == [
         (17, "topic[x] not exist"),
         (14, "disk full Add space."),
         (1, "ZeroDivisionError: oops"),
         (1, "ZeroDivisionError: oops"),
         (1, "the custom field <topic> is null"),
-        (1, "TypeError: a handler returned object, and nobody takes it"),
+        (1, "TypeError: unsupported handler result: object"),
     ]
     assert [record.levelname for record in caplog.records] == [
         "WARNING",
@@ -133,7 +133,7 @@ def test_errors_become_codes_and_remarks_and_the_rest_goes_on(
 
 def test_an_answer_above_the_frame_limit_becomes_an_error(peer: Peer) -> None:
     dispatcher = Dispatcher({1: lambda c, _: Command(0, None, bytes(FRAME_BYTES_MAX))})
-    (answer,) = answers_of(dispatcher.feed(request(1), peer)[1])
+    (answer,) = answers_of(dispatcher.handle_frames(request(1), peer)[1])
     assert answer.code == 1
     assert "limit" in (answer.remark or "")
 
@@ -146,7 +146,7 @@ def test_binary_requests_are_answered_in_json(peer: Peer) -> None:
         return Command(0, {"k": "v"}, serialization=BINARY)
 
     chunk = encode(Command(14, {"topic": "T"}, b"b", 3, serialization=BINARY, language="GO"))
-    (answer,) = answers_of(Dispatcher({14: handler}).feed(chunk, peer)[1])
+    (answer,) = answers_of(Dispatcher({14: handler}).handle_frames(chunk, peer)[1])
     assert (seen[0].fields, seen[0].body, seen[0].language) == ({"topic": "T"}, b"b", "GO")
     assert (answer.serialization, answer.opaque) == (0, 3)
 
@@ -165,8 +165,8 @@ def test_binary_requests_are_answered_in_json(peer: Peer) -> None:
 def test_what_is_not_the_protocol_raises_after_the_frames_before_it(bad: bytes, peer: Peer) -> None:
     dispatcher = Dispatcher({1: lambda c, _: b"x"})
     with pytest.raises(ProtocolError):
-        dispatcher.feed(bad, peer)
-    used, answers = dispatcher.feed(request(1) + bad, peer)
+        dispatcher.handle_frames(bad, peer)
+    used, answers = dispatcher.handle_frames(request(1) + bad, peer)
     assert (used, answers) == (len(request(1)), b"x")
 
 
@@ -174,22 +174,22 @@ def test_before_sees_every_known_request_first(peer: Peer) -> None:
     def before(command: Command, _: Peer) -> Command | None:
         return Command(16, remark="denied") if command.opaque == 2 else None
 
-    dispatcher = Dispatcher({1: lambda c, _: Command(0)}, before=before)
-    _, answers = dispatcher.feed(request(1, 1) + request(1, 2) + request(99, 2), peer)
+    dispatcher = Dispatcher({1: lambda c, _: Command(0)}, authorize=before)
+    _, answers = dispatcher.handle_frames(request(1, 1) + request(1, 2) + request(99, 2), peer)
     assert [c.code for c in answers_of(answers)] == [0, 16, 3]
 
 
 def test_answers_to_our_requests_go_to_the_peer_and_are_never_answered(peer: Peer) -> None:
     dispatcher = Dispatcher({220: lambda c, _: b"x"})
-    assert dispatcher.feed(request(220, 77, flag=1), peer)[1] == b""
+    assert dispatcher.handle_frames(request(220, 77, flag=1), peer)[1] == b""
 
 
 def test_notify_is_oneway_and_numbered(peer: Peer) -> None:
-    peer.notify(Command(40, {"consumerGroup": "G"}))
-    peer.notify(Command(40, {"consumerGroup": "G"}))
-    carrier = peer._carrier
-    assert isinstance(carrier, Carrier)
-    sent = [decode(frame[4:]) for frame in carrier.written]
+    peer.send_oneway(Command(40, {"consumerGroup": "G"}))
+    peer.send_oneway(Command(40, {"consumerGroup": "G"}))
+    transport = peer._transport
+    assert isinstance(transport, Carrier)
+    sent = [decode(frame[4:]) for frame in transport.written]
     assert [(c.opaque, c.is_oneway, c.is_response) for c in sent] == [
         (1, True, False),
         (2, True, False),
@@ -197,12 +197,12 @@ def test_notify_is_oneway_and_numbered(peer: Peer) -> None:
 
 
 def test_a_closed_peer_takes_nothing(peer: Peer) -> None:
-    carrier = peer._carrier
-    assert isinstance(carrier, Carrier)
+    transport = peer._transport
+    assert isinstance(transport, Carrier)
     peer.close()
     peer.write(b"late")
-    assert carrier.closed
-    assert carrier.written == []
+    assert transport.closed
+    assert transport.written == []
 
 
 def test_a_quick_handler_sees_the_header_as_it_is_and_may_take_the_request(peer: Peer) -> None:
@@ -212,9 +212,9 @@ def test_a_quick_handler_sees_the_header_as_it_is_and_may_take_the_request(peer:
         seen.append((header["opaque"], body))
         return bool(header["opaque"] % 2)
 
-    dispatcher = Dispatcher({7: lambda c, _: Command(0)}, quick={7: quick})
+    dispatcher = Dispatcher({7: lambda c, _: Command(0)}, fast_handlers={7: quick})
     chunk = b"".join(request(7, n, b"x" * n) for n in range(5))
-    used, answers = dispatcher.feed(chunk, peer)
+    used, answers = dispatcher.handle_frames(chunk, peer)
     assert used == len(chunk)
     assert seen == [(n, b"x" * n) for n in range(5)]
     assert [c.opaque for c in answers_of(answers)] == [0, 2, 4], "the others are its own business"
@@ -230,11 +230,11 @@ def test_a_bug_of_the_quick_path_surfaces_like_any_other(
     usual: list[Command] = []
     dispatcher = Dispatcher(
         {7: lambda c, _: usual.append(c)},
-        quick={7: bug if where == "quick" else lambda *_: True},
-        admit=bug if where == "admit" else None,
+        fast_handlers={7: bug if where == "quick" else lambda *_: True},
+        authorize_fast=bug if where == "admit" else None,
     )
     chunk = request(7, 1) + request(7, 2, flag=2) + request(7, 3)
-    used, frames = dispatcher.feed(chunk, peer)
+    used, frames = dispatcher.handle_frames(chunk, peer)
     assert used == len(chunk)
     assert [(it.opaque, it.code, it.remark) for it in answers_of(frames)] == [
         (1, 1, "RuntimeError: a bug"), (3, 1, "RuntimeError: a bug"),
@@ -247,8 +247,8 @@ def test_a_protocol_error_of_a_quick_handler_does_not_end_the_connection(peer: P
     def refuse(header: dict[str, Any], body: bytes, peer: Peer) -> bool:
         raise ProtocolError("a bad body.")
 
-    dispatcher = Dispatcher({7: lambda c, _: Command(0)}, quick={7: refuse})
-    (answer,) = answers_of(dispatcher.feed(request(7), peer)[1])
+    dispatcher = Dispatcher({7: lambda c, _: Command(0)}, fast_handlers={7: refuse})
+    (answer,) = answers_of(dispatcher.handle_frames(request(7), peer)[1])
     assert (answer.code, answer.remark) == (1, "a bad body.")
 
 
@@ -261,17 +261,17 @@ def test_a_protocol_error_of_a_quick_handler_does_not_end_the_connection(peer: P
     ],
 )
 def test_a_header_that_is_not_plain_goes_the_usual_way(header: bytes, peer: Peer) -> None:
-    dispatcher = Dispatcher({7: lambda c, _: Command(0)}, quick={7: lambda *_: True})
+    dispatcher = Dispatcher({7: lambda c, _: Command(0)}, fast_handlers={7: lambda *_: True})
     data = struct.pack(">II", 4 + len(header), len(header)) + header
-    (answer,) = answers_of(dispatcher.feed(data, peer)[1])
+    (answer,) = answers_of(dispatcher.handle_frames(data, peer)[1])
     assert (answer.code, answer.opaque) == (0, 1)
 
 
 def test_who_looks_first_sees_requests_with_a_quick_handler_too(peer: Peer) -> None:
     dispatcher = Dispatcher(
         {7: lambda c, _: Command(0)},
-        quick={7: lambda *_: True},
-        before=lambda c, _: Command(16, remark="no"),
+        fast_handlers={7: lambda *_: True},
+        authorize=lambda c, _: Command(16, remark="no"),
     )
-    (answer,) = answers_of(dispatcher.feed(request(7), peer)[1])
+    (answer,) = answers_of(dispatcher.handle_frames(request(7), peer)[1])
     assert (answer.code, answer.remark) == (16, "no")

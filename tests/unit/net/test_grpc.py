@@ -1,4 +1,4 @@
-"""gRPC: calls by hand; the real client of grpcio where it is installed; TLS on the same port."""
+"""gRPC: calls in frames made by hand, with the client of grpcio if installed, and over TLS."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.net import grpc as own
 from sluicemq.net.grpc import ALPN, Call, CallError, GrpcServer, Handler, StatusCode
-from sluicemq.net.limits import Shares
+from sluicemq.net.limits import FairScheduler
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.wire import http2 as h
 from waiting import limit
@@ -54,7 +54,7 @@ def slowly(number: bytes, call: Call) -> None:
 
 def hold(_message: bytes, call: Call) -> None:
     HELD.append(call)
-    call.on_lost = partial(LOST.append, call)
+    call.on_cancelled = partial(LOST.append, call)
 
 
 def remaining(_message: bytes, call: Call) -> bytes:
@@ -62,7 +62,7 @@ def remaining(_message: bytes, call: Call) -> bytes:
 
 
 def converse(text: bytes, call: Call) -> None:
-    call.on_half = call.end
+    call.on_half_close = call.end
     call.send(text.upper())
 
 
@@ -92,7 +92,7 @@ async def serving(**options: Any) -> AsyncIterator[GrpcServer]:
 
 
 def run(conversation: Callable[[int], Any], **options: Any) -> Any:
-    """What blocks, with the port of a server."""
+    """Run a blocking conversation on a thread, with the port of a server. Return its result."""
 
     async def main() -> Any:
         async with serving(**options) as server:
@@ -159,7 +159,7 @@ def test_a_compressed_or_unending_or_large_message_ends_the_call() -> None:
 
 
 def test_a_method_that_takes_one_message_gets_one() -> None:
-    """Else one stream were any number of requests, or a call that nobody answers."""
+    """Otherwise one stream could make any number of requests, or be a call without a response."""
 
     def talk(client: Client) -> None:
         stream = client.open("/test.Service/Hold")
@@ -177,7 +177,7 @@ def test_a_method_that_takes_one_message_gets_one() -> None:
 
 
 def test_an_end_that_waits_for_a_window_is_an_end() -> None:
-    """Found by fuzzing: a call that had ended and not left yet was read on for ever."""
+    """Found by fuzzing: a call that had ended, but whose end awaited a window, was still read."""
 
     def talk(port: int) -> None:
         with Client(port) as client:
@@ -241,8 +241,8 @@ def test_a_client_that_streams_has_each_message_answered() -> None:
 def by_hand_of_time(
     monkeypatch: pytest.MonkeyPatch, talk: Callable[[Client, Callable[[float], None]], None]
 ) -> None:
-    """A conversation that says how much time has passed."""
-    monkeypatch.setattr(own, "EXPIRE_S", 0.01)
+    """Run a conversation that receives a function with which it lets time pass, in seconds."""
+    monkeypatch.setattr(own, "EXPIRE_PERIOD_S", 0.01)
     now_s = 100.0
 
     def passed(seconds: float) -> None:
@@ -254,8 +254,8 @@ def by_hand_of_time(
             talk(client, passed)
 
     async def main() -> None:
-        shares = Shares(lambda: now_s, asyncio.get_running_loop().call_soon)
-        async with serving(shares=shares) as server:
+        scheduler = FairScheduler(lambda: now_s, asyncio.get_running_loop().call_soon)
+        async with serving(scheduler=scheduler) as server:
             await asyncio.to_thread(connect, server.ports[0])
 
     asyncio.run(main())
@@ -268,10 +268,10 @@ def test_a_call_is_over_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None
         hurried = client.open("/test.Service/Hold", ("grpc-timeout", "30m"))
         client.send(h.frame(h.DATA, h.END_STREAM, hurried, message(b"x")))
         client.call(ECHO, b"")  # what was sent before has begun
-        assert [call.is_over for call in HELD] == [False, False]
+        assert [call.is_closed for call in HELD] == [False, False]
         passed(0.031)
         assert client.answer(hurried).status == StatusCode.DEADLINE_EXCEEDED
-        assert [call.is_over for call in HELD] == [False, True]
+        assert [call.is_closed for call in HELD] == [False, True]
         assert HELD[1:] == LOST
 
     by_hand_of_time(monkeypatch, talk)

@@ -1,4 +1,4 @@
-"""HTTP/2 by frames made by hand, against a served port."""
+"""HTTP/2 in frames made by hand, against a server on a port."""
 
 import asyncio
 import contextlib
@@ -11,19 +11,19 @@ import pytest
 
 from http2_client import Client, HeaderWriter, message
 from sluicemq.net import http2
-from sluicemq.net.accept import REFUSAL
+from sluicemq.net.accept import PROTECTED_MODE_REFUSAL
 from sluicemq.net.grpc import Call, GrpcServer, Handler, StatusCode
-from sluicemq.net.limits import REFUSED_MAX, ServerLimits
+from sluicemq.net.limits import REFUSALS_MAX, ServerLimits
 from sluicemq.wire import http2 as h
 from waiting import limit
 
 ECHO, LATER, MANY = "/t.T/Echo", "/t.T/Later", "/t.T/Many"
 OPEN: list[Call] = []
-"""Calls of LATER, which nobody answers."""
+"""The calls of LATER, which the server does not answer."""
 
 
 BLOCK = HeaderWriter(0).write([(":path", LATER), ("content-type", "application/grpc")], form=0)
-"""Headers that need no table."""
+"""A header block that does not use the HPACK table."""
 HEADERS = h.frame(h.HEADERS, h.END_HEADERS, 1, BLOCK)
 
 
@@ -52,7 +52,7 @@ async def serving(**options: Any) -> AsyncIterator[GrpcServer]:
 
 
 def run(conversation: Callable[[Client], Any], *settings: tuple[int, int], **options: Any) -> Any:
-    """A client's part, which blocks, beside a server."""
+    """Run a blocking conversation of a client on a thread, beside a server. Return its result."""
 
     async def main() -> Any:
         async with serving(**options) as server:
@@ -90,8 +90,8 @@ def test_a_call_in_single_bytes_is_a_call() -> None:
 
 
 def test_a_call_in_odd_frames_is_a_call() -> None:
-    """Headers in three frames with padding and priority; a message in four, one of them empty, one
-    padded; frames of other kinds between; trailers at the end."""
+    """The headers come in three frames with padding and priority, the message in four frames, of
+    which one is empty and one padded. Frames of other types are between them, trailers follow."""
 
     def talk(client: Client) -> None:
         block, data = client.request(ECHO), message(b"abcdef")
@@ -131,8 +131,8 @@ def test_many_calls_at_once_are_one_write() -> None:
 
 @pytest.mark.parametrize("frame_bytes", [16_384, 1 << 20])
 def test_an_answer_waits_for_windows(frame_bytes: int) -> None:
-    """The client gives the stream 30,000 bytes, then little by little; the connection gives 65,535.
-    Another stream is not held up by it."""
+    """The stream has a window of 30,000 bytes, then a little more at a time; the connection has one
+    of 65,535 bytes. Another stream does not have to wait."""
 
     def talk(client: Client) -> None:
         stream = client.open(MANY)
@@ -209,7 +209,7 @@ def test_a_reset_ends_a_call_and_its_client_is_missed() -> None:
                     while len(OPEN) < 2:
                         client.call(ECHO, b"")
                     for call in OPEN:
-                        call.on_lost = lambda it=call: lost.append(it)  # type: ignore[misc]
+                        call.on_cancelled = lambda it=call: lost.append(it)  # type: ignore[misc]
                     client.send(h.reset(stream, h.Code.CANCEL))
                     assert client.call(ECHO, b"on").messages == [b"on"]
                     assert lost == OPEN[:1]
@@ -229,14 +229,14 @@ def test_a_reset_ends_a_call_and_its_client_is_missed() -> None:
     "frame", [h.reset(1, h.Code.CANCEL), h.window_update(1, 0), h.window_update(1, (1 << 31) - 1)]
 )
 def test_a_client_that_has_its_answer_is_not_missed(frame: bytes) -> None:
-    """It has not said that it has said all, so its stream is still known."""
+    """The client has not half-closed the stream, so the server still knows it."""
     lost = []
 
     def talk(client: Client) -> None:
         stream = client.open(LATER)
         client.send(h.frame(h.DATA, 0, stream, message(b"x")))
         client.call(ECHO, b"")
-        OPEN[0].on_lost = lambda: lost.append(1)
+        OPEN[0].on_cancelled = lambda: lost.append(1)
         loop.call_soon_threadsafe(OPEN[0].reply, b"there")
         assert client.answer(stream).messages == [b"there"]
         client.send(frame)
@@ -259,7 +259,7 @@ def test_a_client_that_has_its_answer_is_not_missed(frame: bytes) -> None:
 
 
 def test_headers_of_open_streams_count_as_pending() -> None:
-    """A block of some 60 bytes becomes 64 KiB for as long as its stream is open."""
+    """A block of about 60 bytes becomes a list of 64 KiB, kept while its stream is open."""
 
     def talk(client: Client) -> None:
         client.send(
@@ -366,7 +366,7 @@ def test_a_client_that_breaks_the_rules_is_told_which(data: bytes, code: h.Code)
 
 
 def test_more_data_than_the_window_resets_the_stream_or_ends_the_connection() -> None:
-    """Nobody reads: one byte of a message that is never whole is in each frame."""
+    """The server returns no window, because each frame has one byte of an incomplete message."""
 
     def stream_only(client: Client) -> None:
         stream = client.open(LATER)
@@ -443,13 +443,13 @@ def test_a_server_that_drains_lets_calls_end() -> None:
 
 
 def test_a_stranger_is_told_how_to_be_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluicemq.net.accept.is_local", lambda _peer: False)
+    monkeypatch.setattr("sluicemq.net.accept.is_on_this_machine", lambda _peer: False)
 
     def talk(client: Client) -> int:
         answer = client.call(ECHO, b"x")
         assert answer.status == StatusCode.PERMISSION_DENIED
-        assert answer.headers["grpc-message"] == REFUSAL
-        for _ in range(REFUSED_MAX - 1):
+        assert answer.headers["grpc-message"] == PROTECTED_MODE_REFUSAL
+        for _ in range(REFUSALS_MAX - 1):
             client.call(ECHO, b"x")
         client.open(ECHO)
         return sum(1 for _ in iter(client.read, False))

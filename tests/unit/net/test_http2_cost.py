@@ -1,4 +1,4 @@
-"""What frames of HTTP/2 cost: no more when a connection has many streams, and each is charged."""
+"""The cost of HTTP/2 frames does not grow with the number of streams, and all is charged."""
 
 import asyncio
 import itertools
@@ -14,7 +14,7 @@ from simulation.stepped import ManualClock
 from sluicemq.net import http2
 from sluicemq.net.grpc import Call, GrpcServer, Handler
 from sluicemq.net.http2 import Http2Connection
-from sluicemq.net.limits import TURN_S, Shares
+from sluicemq.net.limits import ROUND_BUDGET_S, FairScheduler
 from sluicemq.wire import hpack
 from sluicemq.wire import http2 as h
 from sluicemq.wire.http2 import Http2Error
@@ -36,19 +36,19 @@ def request(path: str, number: int, *fields: tuple[str, str]) -> bytes:
 
 
 def hold(_data: bytes, _call: Call) -> None:
-    """The call stays open."""
+    """Leave the call open."""
 
 
 METHODS: Final[dict[str, Handler]] = {ECHO: lambda data, _call: data, HOLD: hold}
 
 
 def connected(
-    methods: dict[str, Handler] = METHODS, shares: Shares | None = None
+    methods: dict[str, Handler] = METHODS, scheduler: FairScheduler | None = None
 ) -> tuple[Http2Connection, Wire]:
-    """A connection in memory that has begun."""
+    """Return a connection in memory that has received the preface, and its transport."""
     loop = asyncio.get_running_loop()
-    server = GrpcServer(methods, shares or Shares(lambda: 0.0, loop.call_soon))
-    connection, wire = server._accepted(), Wire()
+    server = GrpcServer(methods, scheduler or FairScheduler(lambda: 0.0, loop.call_soon))
+    connection, wire = server._new_connection(), Wire()
     connection.connection_made(wire)  # type: ignore[arg-type]
     connection.data_received(h.PREFACE + h.frame(h.SETTINGS, 0, 0))
     return connection, wire
@@ -63,12 +63,12 @@ def numbers(count: int) -> range:
 
 
 def held(count: int) -> bytes:
-    """Streams that are open and quiet."""
+    """Return requests that open `count` idle streams."""
     return b"".join(request(HOLD, number) for number in numbers(count))
 
 
 def stalled(count: int) -> bytes:
-    """Streams whose answers wait for windows."""
+    """Return requests on `count` streams whose responses wait for a window."""
     answers = b"".join(request(ECHO, number) for number in numbers(count))
     return h.settings({h.Setting.INITIAL_WINDOW_SIZE: 0}) + answers
 
@@ -117,9 +117,9 @@ def test_a_frame_costs_the_same_however_many_streams_there_are(
     monkeypatch: pytest.MonkeyPatch, prepare: Callable[[int], bytes],
     frames: Callable[[], Iterator[bytes]],
 ) -> None:  # fmt: skip
-    """Eight times as many streams may cost a logarithm more, never eight times as much."""
-    monkeypatch.setattr(http2, "COSTLY_FRAMES", 1 << 30)
-    monkeypatch.setattr(http2, "RESETS", 1 << 30)
+    """Eight times as many streams may cost a logarithm more, but not eight times as much."""
+    monkeypatch.setattr(http2, "OVERHEAD_FRAMES", 1 << 30)
+    monkeypatch.setattr(http2, "UNANSWERED_RESETS", 1 << 30)
 
     async def measure(count: int) -> float:
         def make() -> tuple[Http2Connection, bytes]:
@@ -140,7 +140,7 @@ def test_a_frame_costs_the_same_however_many_streams_there_are(
 
 
 def test_windows_that_settings_change_hold_for_streams_that_are_there_and_that_come() -> None:
-    """Against the definition: a window is what SETTINGS say, plus grants, minus what was sent."""
+    """By definition, a window is the initial one, plus WINDOW_UPDATEs, minus the bytes sent."""
 
     async def main() -> None:
         connection, wire = connected({ECHO: lambda _data, _call: b"y" * 100})
@@ -163,7 +163,7 @@ def test_windows_that_settings_change_hold_for_streams_that_are_there_and_that_c
         assert sent() == {1: 65, 3: 60, 5: 40, 7: 40}
         connection.data_received(h.settings({h.Setting.INITIAL_WINDOW_SIZE: 1000}))
         assert sent() == dict.fromkeys((1, 3, 5, 7), 105)
-        assert not connection.stalled
+        assert not connection.stalled_streams
 
     asyncio.run(main())
 
@@ -178,7 +178,7 @@ def test_stalled_streams_with_equal_windows_take_turns() -> None:
         frames = [it for it in frames_of(wire.written[before:])[0] if it.kind == h.DATA]
         assert {frame.stream for frame in frames} >= {3, 5}
         connection.data_received(h.window_update(0, 1 << 20))
-        assert not connection.stalled
+        assert not connection.stalled_streams
 
     asyncio.run(main())
 
@@ -186,7 +186,7 @@ def test_stalled_streams_with_equal_windows_take_turns() -> None:
 def test_the_order_of_stalled_streams_does_not_grow_with_the_frames_that_changed_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http2, "COSTLY_FRAMES", 1 << 30)
+    monkeypatch.setattr(http2, "OVERHEAD_FRAMES", 1 << 30)
 
     async def main() -> None:
         connection, wire = connected()
@@ -194,7 +194,7 @@ def test_the_order_of_stalled_streams_does_not_grow_with_the_frames_that_changed
         for _ in range(30):
             for number in numbers(10):
                 connection.data_received(h.window_update(number, 1))
-        assert len(connection._ranks) <= 2 * 10 + http2.RANKS_LOOSE + 1
+        assert len(connection._ranks) <= 2 * 10 + http2.STALE_RANKS + 1
         assert not wire.is_closed
 
     asyncio.run(main())
@@ -212,17 +212,17 @@ def test_each_frame_is_charged_and_one_too_many_waits_for_its_turn(frame: bytes)
         soon: list[Callable[[], None]] = []
 
         def now_s() -> float:
-            clock.advance(TURN_S / 10)  # each look at the clock is a tenth of a turn later
+            clock.advance(ROUND_BUDGET_S / 10)  # each look at the clock is a tenth of a turn later
             return clock.monotonic_s()
 
-        shares = Shares(now_s, soon.append)
-        connection, wire = connected(shares=shares)
+        scheduler = FairScheduler(now_s, soon.append)
+        connection, wire = connected(scheduler=scheduler)
         wire.is_paused = False
         connection.data_received(frame * 50)
         assert wire.is_paused, "it is not read from until its turn comes"
-        assert connection._waiting
+        assert connection._deferred_frames
         turns = 0
-        while connection._waiting is not None:
+        while connection._deferred_frames is not None:
             assert soon, "its turn comes"
             for run in [*soon]:
                 soon.remove(run)
@@ -238,7 +238,7 @@ def test_a_frame_full_of_messages_is_handled_in_several_turns() -> None:
     handled: list[bytes] = []
 
     def talk(data: bytes, call: Call) -> None:
-        call.on_half = call.end
+        call.on_half_close = call.end
         handled.append(data)
 
     async def main() -> None:
@@ -246,10 +246,10 @@ def test_a_frame_full_of_messages_is_handled_in_several_turns() -> None:
         soon: list[Callable[[], None]] = []
 
         def now_s() -> float:
-            clock.advance(TURN_S / 10)
+            clock.advance(ROUND_BUDGET_S / 10)
             return clock.monotonic_s()
 
-        connection, wire = connected({TALK: talk}, Shares(now_s, soon.append))
+        connection, wire = connected({TALK: talk}, FairScheduler(now_s, soon.append))
         begin = h.frame(h.HEADERS, h.END_HEADERS, 1, block(TALK))
         data = b"".join(message(b"%d" % at) for at in range(100))
         connection.data_received(begin + h.frame(h.DATA, h.END_STREAM, 1, data) + request(TALK, 3))
@@ -271,7 +271,7 @@ def test_looking_for_calls_that_are_over_does_not_look_at_the_others() -> None:
         assert isinstance(server, GrpcServer)
         for number in numbers(900):
             connection.data_received(request(HOLD, number, ("grpc-timeout", f"{number}S")))
-        assert server._deadlines.take_over() == []
+        assert server._deadlines.pop_expired() == []
         assert len(server._deadlines._calls) == 900
         connection.connection_lost(None)
         assert not server._deadlines._calls, "nothing is kept of calls that are over"

@@ -26,7 +26,7 @@ async def test_calls_go_through_both_ways() -> None:
     assert [len(command.body) for command in got] == list(range(20))
     peer: Peer = peers[0]
     answer: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
-    peer.ask(Command(307), answer.set_result)
+    peer.send_request(Command(307), answer.set_result)
     assert (await answer).fields == {"code": "307"}
     assert str(peer.local) == "127.0.0.1:10911"
     assert peer.remote == channel.local
@@ -60,5 +60,5 @@ async def test_a_stopped_service_breaks_its_connections_and_takes_no_more() -> N
     await listener.close()
     with pytest.raises(ConnectionLostError):
         await call
-    with pytest.raises(ConnectionLostError, match="Nobody serves h:1"):
+    with pytest.raises(ConnectionLostError, match="No server listens on h:1"):
         await network.dial("h:1")

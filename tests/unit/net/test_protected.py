@@ -1,4 +1,4 @@
-"""Protected mode: who is local, who is refused, and what opens a server."""
+"""Protected mode: which clients are local or refused, and which settings open a server."""
 
 import asyncio
 import logging
@@ -7,18 +7,18 @@ import struct
 
 import pytest
 
-from sluicemq.broker.registration import interfaces
+from sluicemq.broker.registration import find_interface_addresses
 from sluicemq.config import BrokerConfig, NameServerConfig, load_broker_config
 from sluicemq.model.ids import Host
-from sluicemq.net.accept import is_local, warn_of_protection
-from sluicemq.net.dispatch import NOWHERE, Dispatcher, Peer
-from sluicemq.net.limits import REFUSED_MAX, ServerLimits
+from sluicemq.net.accept import is_on_this_machine, log_protected_mode
+from sluicemq.net.dispatch import UNKNOWN_HOST, Dispatcher, Peer
+from sluicemq.net.limits import REFUSALS_MAX, ServerLimits
 from sluicemq.net.server import RemotingServer
 from sluicemq.wire.frames import FLAG_ONEWAY, Command, decode, encode
 
 
 def ask(source: str, port: int, count: int = 1) -> list[Command]:
-    """Sends so many requests at once, and reads answers until there is one for each or the end."""
+    """Send `count` requests at once, and read responses until there is one for each or the end."""
     with socket.create_connection(("127.0.0.1", port), 10, (source, 0)) as connection:
         connection.sendall(encode(Command(1, body=b"x")) * count)
         stream, answers = connection.makefile("rb"), []
@@ -38,7 +38,9 @@ async def served(limits: ServerLimits, source: str, count: int = 1) -> list[Comm
 
 def outside() -> str:
     """An address that is not loopback: to a server at 127.0.0.1 it looks like another machine."""
-    found = [one for one in interfaces() if not one.startswith("127.") and ":" not in one]
+    found = [
+        one for one in find_interface_addresses() if not one.startswith("127.") and ":" not in one
+    ]
     if not found:
         pytest.skip("this machine has no address but loopback")
     return found[0]
@@ -57,8 +59,8 @@ def test_a_stranger_is_told_what_to_do_and_this_machine_is_served() -> None:
 
 
 def test_a_stranger_who_goes_on_asking_is_closed() -> None:
-    assert len(asyncio.run(served(PROTECTED, outside(), REFUSED_MAX))) == REFUSED_MAX
-    assert len(asyncio.run(served(PROTECTED, outside(), REFUSED_MAX + 1))) == 0
+    assert len(asyncio.run(served(PROTECTED, outside(), REFUSALS_MAX))) == REFUSALS_MAX
+    assert len(asyncio.run(served(PROTECTED, outside(), REFUSALS_MAX + 1))) == 0
 
 
 def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -92,8 +94,8 @@ def test_local_is_who_comes_from_an_address_of_this_machine(
         def write(self, data: bytes) -> None: ...
         def close(self) -> None: ...
 
-    assert is_local(Peer(Nothing(), Host(remote, 1), Host(local, 2))) is expected
-    assert is_local(Peer(Nothing(), NOWHERE, NOWHERE))
+    assert is_on_this_machine(Peer(Nothing(), Host(remote, 1), Host(local, 2))) is expected
+    assert is_on_this_machine(Peer(Nothing(), UNKNOWN_HOST, UNKNOWN_HOST))
 
 
 @pytest.mark.parametrize(
@@ -115,18 +117,18 @@ def test_protected_is_what_nobody_has_opened(
 ) -> None:
     config, _, _ = load_broker_config(text, environment={})
     assert config.is_protected is is_protected
-    assert ServerLimits.of(config).is_protected is is_protected
-    warn_of_protection(config)
+    assert ServerLimits.from_config(config).is_protected is is_protected
+    log_protected_mode(config)
     assert len(caplog.messages) == is_protected
 
 
 def test_limits_are_those_of_the_settings() -> None:
     assert NameServerConfig().listen_address == BrokerConfig().listen_address == "0.0.0.0"
     config = BrokerConfig(connections_max=7, pending_bytes_max=8, write_buffer_bytes_max=9)
-    limits = ServerLimits.of(config)
+    limits = ServerLimits.from_config(config)
     assert (limits.connections_max, limits.pending_bytes_max) == (7, 8)
     assert limits.write_buffer_bytes_max == 9
-    assert ServerLimits.of(NameServerConfig(frame_timeout_s=5)).frame_timeout_s == 5
+    assert ServerLimits.from_config(NameServerConfig(frame_timeout_s=5)).frame_timeout_s == 5
 
 
 def test_one_way_requests_of_strangers_get_no_answer() -> None:

@@ -1,4 +1,4 @@
-"""The listening side over real sockets on loopback, with asyncio's loop and with uvloop."""
+"""The remoting server over real sockets on loopback, on the loops of asyncio and uvloop."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ import uvloop
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.ids import Host
-from sluicemq.net.accept import ACCEPTED_A_TURN, TURN_BYTES_MAX
+from sluicemq.net.accept import ACCEPTS_PER_ITERATION, BYTES_PER_ITERATION_MAX
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.server import Connection, RemotingServer
@@ -117,7 +117,9 @@ def test_a_port_in_use_is_a_sentence_with_its_cure(run: Callable[[Any], None]) -
     async def main() -> None:
         async with serving(Dispatcher({})) as server:
             other = RemotingServer(Dispatcher({}))
-            with pytest.raises(ConfigurationError, match=rf"Port {server.ports[0]} is in use"):
+            with pytest.raises(
+                ConfigurationError, match=rf"Port {server.ports[0]} is already in use"
+            ):
                 await other.start("127.0.0.1", [0, server.ports[0]])
             assert other.ports == ()
             with pytest.raises(ConfigurationError, match="address of this machine"):
@@ -156,7 +158,7 @@ def test_what_is_not_the_protocol_closes_the_connection_and_is_logged_once(
 
 
 def test_requests_before_a_broken_frame_are_answered(run: Callable[[Any], None]) -> None:
-    """Also those whose answer waits for something, as that of a send waits for the disk."""
+    """That includes requests whose response comes later, as that of a send waits for the disk."""
 
     def later(command: Command, peer: Peer) -> None:
         answer = encode(answer_to(command))
@@ -265,7 +267,7 @@ def test_a_client_that_does_not_read_is_not_read_from(run: Callable[[Any], None]
 
 
 class RecordingTransport(asyncio.Transport):
-    """Notes what a connection asks of its transport."""
+    """A transport that records the calls of a connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -291,7 +293,7 @@ async def test_a_greedy_sender_is_read_again_only_in_the_next_turn() -> None:
     connection = Connection(RemotingServer(Dispatcher({7: echo})), Dispatcher({7: echo}))
     transport = RecordingTransport()
     connection.connection_made(transport)
-    chunk = request(7, 1, bytes(TURN_BYTES_MAX // 4))
+    chunk = request(7, 1, bytes(BYTES_PER_ITERATION_MAX // 4))
     for _ in range(3):
         connection.data_received(chunk)
     assert transport.events == ["write"] * 3
@@ -306,7 +308,7 @@ async def test_reading_goes_on_only_when_both_reasons_to_pause_are_gone() -> Non
     transport = RecordingTransport()
     connection.connection_made(transport)
     connection.pause_writing()
-    connection.data_received(request(7, 1, bytes(TURN_BYTES_MAX)))
+    connection.data_received(request(7, 1, bytes(BYTES_PER_ITERATION_MAX)))
     await asyncio.sleep(0)
     assert "resume" not in transport.events
     connection.resume_writing()
@@ -323,18 +325,18 @@ def test_a_request_to_the_client_is_answered_or_given_up_or_lost(
                 await asyncio.sleep(0.001)
             peers = server.peers
             answers: list[Command] = []
-            peers[0].ask(Command(307, {"x": "1"}), answers.append)
-            given_up = peers[0].ask(Command(307), answers.append)
-            peers[0].give_up(given_up)
-            peers[0].ask(Command(307), answers.append)
+            peers[0].send_request(Command(307, {"x": "1"}), answers.append)
+            given_up = peers[0].send_request(Command(307), answers.append)
+            peers[0].forget_request(given_up)
+            peers[0].send_request(Command(307), answers.append)
             first, second, third = await receive(reader, 3)
             assert (first.code, first.fields, second.opaque) == (307, {"x": "1"}, given_up)
             for asked in (second, first):
                 writer.write(encode(Command(0, {"y": "2"}, b"info", asked.opaque, FLAG_RESPONSE)))
             while not answers:
                 await asyncio.sleep(0.001)
-            peers[0].lost()
-            peers[0].answered(Command(0, None, b"", third.opaque, FLAG_RESPONSE))
+            peers[0].connection_lost()
+            peers[0].handle_response(Command(0, None, b"", third.opaque, FLAG_RESPONSE))
             assert [(it.fields, it.body) for it in answers] == [({"y": "2"}, b"info")]
             writer.close()
 
@@ -383,20 +385,20 @@ def test_a_client_that_takes_nothing_does_not_hold_up_the_close(
 
 
 def test_many_clients_that_connect_at_once_are_accepted_in_portions() -> None:
-    """Those that are connected already get their answers between two portions. uvloop accepts all
-    of them at once and takes a tenth of the time for each."""
+    """Between two portions, connected clients get their responses. (uvloop accepts all clients at
+    once, and takes a tenth of the time for each.)"""
 
     async def connect_many() -> list[int]:
         async with serving(Dispatcher({})) as server:
             with contextlib.ExitStack() as clients:
-                for _ in range(4 * ACCEPTED_A_TURN):
+                for _ in range(4 * ACCEPTS_PER_ITERATION):
                     clients.enter_context(socket.create_connection(("127.0.0.1", server.ports[0])))
                 counts = [0]
-                while counts[-1] < 4 * ACCEPTED_A_TURN:
+                while counts[-1] < 4 * ACCEPTS_PER_ITERATION:
                     await asyncio.sleep(0)
                     counts.append(len(server.peers))
                 return counts
 
     counts = asyncio.run(asyncio.wait_for(connect_many(), limit(20)))
     portions = [after - before for before, after in itertools.pairwise(counts)]
-    assert max(portions) <= ACCEPTED_A_TURN
+    assert max(portions) <= ACCEPTS_PER_ITERATION

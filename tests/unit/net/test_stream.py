@@ -1,4 +1,4 @@
-"""Plain streams: the same over sockets, TLS and memory; within the limits that requests have."""
+"""Byte streams behave the same over sockets, TLS and memory, and have the limits of requests."""
 
 import asyncio
 import contextlib
@@ -10,46 +10,46 @@ from typing import Any
 import pytest
 
 from certificates import Authority
-from sluicemq.broker.registration import interfaces
+from sluicemq.broker.registration import find_interface_addresses
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, ConnectionLostError, ProtocolError
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
-from sluicemq.net.network import SOCKETS, MemoryNetwork, Network, StreamListener, secured
-from sluicemq.net.stream import HIGH_BYTES, Stream
+from sluicemq.net.network import SOCKET_NETWORK, MemoryNetwork, Network, StreamListener, with_tls
+from sluicemq.net.stream import HIGH_WATER_BYTES, ByteStream
 from sluicemq.net.tls import Tls
 from waiting import limit
 
 
 class User:
-    """What it was told."""
+    """A stream protocol that records its calls."""
 
-    def __init__(self, stream: Stream | None = None) -> None:
+    def __init__(self, stream: ByteStream | None = None) -> None:
         self.stream = stream
         self.data = bytearray()
         self.lost_times = 0
         self.writable_times = 0
 
-    def received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         if data == b"bad":
             raise ProtocolError("that is not what is spoken here")
         self.data += data
 
-    def writable(self) -> None:
+    def resume_writing(self) -> None:
         self.writable_times += 1
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         self.lost_times += 1
 
 
 class Scene:
-    """A listener and who came."""
+    """A stream listener, and the protocols of the streams it accepted."""
 
     def __init__(self, network: Network, limits: ServerLimits = SERVER_LIMITS) -> None:
         self.network = network
         self.served: list[User] = []
         self.listener: StreamListener = network.stream_listener(self.accept, limits=limits)
 
-    def accept(self, stream: Stream) -> User:
+    def accept(self, stream: ByteStream) -> User:
         self.served.append(User(stream))
         return self.served[-1]
 
@@ -64,13 +64,13 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Network:
     if request.param == "memory":
         return MemoryNetwork()
     if request.param == "sockets":
-        return SOCKETS
+        return SOCKET_NETWORK
     authority = Authority(tmp_path / "ca")
     server = authority.issue("broker", ["127.0.0.1"])
     config = BrokerConfig(
         tls_mode="enforcing", tls_certificate=server.path, tls_key=server.key_path
     )
-    return secured(SOCKETS, Tls(ca=authority.path), config)
+    return with_tls(SOCKET_NETWORK, Tls(ca=authority.path), config)
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -117,7 +117,7 @@ async def test_what_does_not_leave_counts_and_room_is_told(
         sender, reader = (user, made.served[0]) if is_dialled else (made.served[0], user)
         reader.data.clear()
         written = 0
-        while sender.stream.unsent_bytes <= HIGH_BYTES:
+        while sender.stream.unsent_bytes <= HIGH_WATER_BYTES:
             sender.stream.write(bytes(256 * 1024))
             written += 256 * 1024
         assert not sender.writable_times
@@ -139,7 +139,7 @@ async def test_an_error_of_the_user_closes_the_stream(network: Network) -> None:
 
 
 async def test_whom_nobody_wants_is_closed(network: Network) -> None:
-    def accept(stream: Stream) -> User:
+    def accept(stream: ByteStream) -> User:
         raise ConfigurationError(f"{stream.remote} is a stranger.")
 
     listener = network.stream_listener(accept)
@@ -174,7 +174,7 @@ async def test_a_port_is_served_once(network: Network) -> None:
 
 async def test_silence_ends_a_stream_and_so_do_too_many() -> None:
     limits = ServerLimits(idle_timeout_s=0.1, frame_timeout_s=9, connections_max=1)
-    async with scene(SOCKETS, limits) as made:
+    async with scene(SOCKET_NETWORK, limits) as made:
         first, second = await made.dial(), await made.dial()
         first.stream.write(b"hello")
         await until(lambda: second.lost_times)
@@ -183,10 +183,12 @@ async def test_silence_ends_a_stream_and_so_do_too_many() -> None:
 
 
 async def test_protected_mode_closes_strangers() -> None:
-    outside = [one for one in interfaces() if not one.startswith("127.") and ":" not in one]
+    outside = [
+        one for one in find_interface_addresses() if not one.startswith("127.") and ":" not in one
+    ]
     if not outside:
         pytest.skip("this machine has no address but loopback")
-    made = Scene(SOCKETS, ServerLimits(is_protected=True))
+    made = Scene(SOCKET_NETWORK, ServerLimits(is_protected=True))
     await made.listener.start("0.0.0.0", [0])
 
     def call(source: str) -> bytes:

@@ -1,4 +1,4 @@
-"""TLS and plain connections on one port, over real sockets, with asyncio's loop and with uvloop."""
+"""TLS and plain connections on one port, over sockets, on the loops of asyncio and uvloop."""
 
 import asyncio
 import contextlib
@@ -27,9 +27,9 @@ from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.channel import dial
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import ServerLimits
-from sluicemq.net.network import SOCKETS, secured
+from sluicemq.net.network import SOCKET_NETWORK, with_tls
 from sluicemq.net.openssl import TlsAcceptor
-from sluicemq.net.selfsigned import self_signed
+from sluicemq.net.selfsigned import make_self_signed_pem
 from sluicemq.net.server import Connection, RemotingServer
 from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import Command, encode
@@ -118,7 +118,7 @@ def test_tls_and_plain_clients_share_a_permissive_port(
                 *(echoed(server, chosen) for chosen in (tls, None)),
             )
             assert server.tls is not None
-            assert server.tls.finished == 3
+            assert server.tls.completed_handshakes == 3
             await until(lambda: not server.peers)
 
     run(check())
@@ -139,7 +139,7 @@ def test_a_plain_connection_has_no_object_of_tls(run: Any, settings: TlsConfig) 
 def test_a_handshake_in_single_bytes_and_frames_right_behind_it(
     run: Any, settings: TlsConfig
 ) -> None:
-    """What was read before the connection became TLS is not lost, however it was cut."""
+    """Bytes that were read before TLS began are not lost, however they are divided."""
 
     async def check() -> None:
         async with serving(settings) as server:
@@ -181,7 +181,7 @@ def test_an_enforcing_port_closes_plain_connections_and_says_so(
             await asyncio.to_thread(blocking_plain_is_refused, address(server))
 
     run(check())
-    assert "speaks plainly" in caplog.text
+    assert "does not use TLS" in caplog.text
 
 
 def blocking_plain_is_refused(where: str) -> None:
@@ -210,13 +210,13 @@ def test_the_blocking_channel_speaks_tls(settings: TlsConfig, authority: Authori
         with closing(BlockingChannel(where, tls=Tls(ca=authority.path))) as channel:
             for body in (b"x", BIG, b"y"):
                 assert bytes(channel.call(Command(10, {}, body)).body) == body
-        with pytest.raises(ConnectionLostError, match="is refused: unable to get"):
+        with pytest.raises(ConnectionLostError, match="was rejected: unable to get"):
             BlockingChannel(where, tls=Tls(ca=None))
 
 
 @contextlib.contextmanager
 def served(settings: TlsConfig) -> Iterator[RemotingServer]:
-    """A server on a loop of another thread."""
+    """Serve on the event loop of another thread, and yield the server."""
     loop = asyncio.new_event_loop()
     server: list[RemotingServer] = []
     ready, stop = threading.Event(), asyncio.Event()
@@ -244,7 +244,7 @@ def served(settings: TlsConfig) -> Iterator[RemotingServer]:
 @pytest.mark.parametrize(
     ("make", "host", "says", "fix"),
     [
-        (lambda one, other: Tls(ca=other.path), "127.0.0.1", "unable to get", "as ca"),
+        (lambda one, other: Tls(ca=other.path), "127.0.0.1", "unable to get", "Set ca"),
         (lambda one, other: Tls(), "127.0.0.1", "self.signed|unable to get", "ca"),
         (lambda one, other: Tls(ca=one.path), "127.0.0.2", "IP address mismatch", "server_name"),
         (
@@ -319,7 +319,9 @@ def test_mutual_tls_lets_in_whom_the_authority_knows_and_nobody_else(
         async with serving(mutual) as server:
             await echoed(server, client(mine))
             for certificate in (None, foreign):
-                with pytest.raises(ConnectionLostError, match="refuses the handshake") as caught:
+                with pytest.raises(
+                    ConnectionLostError, match="refused the TLS handshake"
+                ) as caught:
                     await echoed(server, client(certificate))
                 assert "certificate" in caught.value.fix
             await asyncio.to_thread(blocking_without_certificate, address(server), client(None))
@@ -331,12 +333,12 @@ def test_mutual_tls_lets_in_whom_the_authority_knows_and_nobody_else(
 
     run(check())
     assert "peer did not return a certificate" in caplog.text
-    assert "the certificate of the client is refused" in caplog.text
+    assert "the certificate of the client was rejected" in caplog.text
 
 
 def blocking_without_certificate(where: str, tls: Tls) -> None:
     with (
-        pytest.raises(ConnectionLostError, match="refuses the handshake"),
+        pytest.raises(ConnectionLostError, match="refused the TLS handshake"),
         closing(BlockingChannel(where, tls=tls)) as channel,
     ):
         channel.call(Command(10, {}, b""))
@@ -363,10 +365,10 @@ def test_a_key_with_a_password(run: Any, authority: Authority) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"tls_certificate": "/nowhere.pem"}, "/nowhere.pem is not there"),
-        ({"tls_key": "/nowhere.key"}, "/nowhere.key is not there"),
+        ({"tls_certificate": "/nowhere.pem"}, "/nowhere.pem does not exist"),
+        ({"tls_key": "/nowhere.key"}, "/nowhere.key does not exist"),
         ({"tls_client_auth": "require"}, "trustCertPath"),
-        ({"tls_client_auth": "require", "tls_ca": "/nowhere.ca"}, "/nowhere.ca is not there"),
+        ({"tls_client_auth": "require", "tls_ca": "/nowhere.ca"}, "/nowhere.ca does not exist"),
         (
             {"tls_mode": "enforcing", "tls_certificate": "", "tls_key": "", "tls_test_mode": False},
             "certPath",
@@ -377,7 +379,7 @@ def test_settings_that_cannot_hold_refuse_the_start(
     settings: TlsConfig, change: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=says):
-        openssl.server_contexts(replace(settings, **change))
+        openssl.load_server_context(replace(settings, **change))
 
 
 def test_a_key_of_another_certificate_refuses_the_start(
@@ -385,11 +387,11 @@ def test_a_key_of_another_certificate_refuses_the_start(
 ) -> None:
     other = authority.issue("other")
     with pytest.raises(ConfigurationError, match="another certificate"):
-        openssl.server_contexts(replace(settings, tls_key=other.key_path))
+        openssl.load_server_context(replace(settings, tls_key=other.key_path))
     text = tmp_path / "text.pem"
     text.write_text("this is no certificate")
     with pytest.raises(ConfigurationError, match="PEM"):
-        openssl.server_contexts(replace(settings, tls_certificate=str(text)))
+        openssl.load_server_context(replace(settings, tls_certificate=str(text)))
 
 
 # ------------------------------------------------------------------------------------ test mode
@@ -420,7 +422,7 @@ def test_without_certificate_and_test_mode_tls_is_refused(
             await echoed(server, None)
 
     run(check())
-    assert "there is no certificate" in caplog.text
+    assert "the server has no certificate" in caplog.text
 
 
 def test_without_a_place_for_the_certificate_test_mode_says_what_to_do(
@@ -435,11 +437,11 @@ def test_without_a_place_for_the_certificate_test_mode_says_what_to_do(
             await echoed(server, None)
 
     run(check())
-    assert "with TMPDIR, or set tls.server.certPath" in caplog.text
+    assert "TMPDIR to a writable directory, or set tls.server.certPath" in caplog.text
 
 
 def test_what_is_made_is_a_certificate_to_others_too(tmp_path: Path) -> None:
-    made = [self_signed(), self_signed()]
+    made = [make_self_signed_pem(), make_self_signed_pem()]
     assert made[0] != made[1]
     path = tmp_path / "made.pem"
     path.write_text(made[0])
@@ -462,7 +464,7 @@ def test_a_new_certificate_is_in_force_while_old_connections_live(
         async with serving(TlsConfig(tls_certificate=paths[0], tls_key=paths[1])) as server:
             channel = await dial(address(server), tls=Tls(ca=authority.path))
             await channel.call(Command(10, {}, b"1"), 5)
-            watched = server.tls._watched  # type: ignore[union-attr]
+            watched = server.tls._reloading  # type: ignore[union-attr]
             assert watched is not None
             put(second, paths)
             await until(lambda: watched.loads == 2)
@@ -489,26 +491,26 @@ def test_half_a_change_and_a_wrong_one_leave_the_old_certificate_in_force(
     paths = [str(tmp_path / "server.pem"), str(tmp_path / "server.key")]
     first, second = (authority.issue(name, ["127.0.0.1"]) for name in ("first", "second"))
     put(first, paths)
-    watched = openssl.server_contexts(TlsConfig(tls_certificate=paths[0], tls_key=paths[1]))
+    watched = openssl.load_server_context(TlsConfig(tls_certificate=paths[0], tls_key=paths[1]))
     assert watched is not None
     old = watched.context
-    assert watched.look() is old
+    assert watched.reload_if_changed() is old
     shutil.copy(second.path, paths[0])  # the key follows later
-    assert watched.look() is old
+    assert watched.reload_if_changed() is old
     shutil.copy(second.key_path, paths[1])
-    assert watched.look() is old, "it has been at rest for no look"
-    new = watched.look()
+    assert watched.reload_if_changed() is old, "it has been at rest for no look"
+    new = watched.reload_if_changed()
     assert new is not old
     assert "ERROR" not in caplog.text
     Path(paths[0]).write_text("rubbish")
     for _ in range(5):
-        assert watched.look() is new
-    assert caplog.text.count("the old ones stay in force") == 1
+        assert watched.reload_if_changed() is new
+    assert caplog.text.count("the previous files stay in use") == 1
     Path(paths[0]).unlink()
     for _ in range(3):
-        assert watched.look() is new
+        assert watched.reload_if_changed() is new
     put(first, paths)
-    assert [watched.look() is new, watched.look() is new] == [True, False]
+    assert [watched.reload_if_changed() is new, watched.reload_if_changed() is new] == [True, False]
 
 
 def test_a_client_reads_its_files_again_when_they_change(
@@ -544,7 +546,7 @@ def test_a_slow_handshake_is_closed(
             writer.write(b"\x16\x03\x01")
             assert await reader.read() == b""
             assert server.tls is not None
-            assert server.tls.unfinished == 0
+            assert server.tls.open_handshakes == 0
             await until(lambda: not server.peers)
             writer.close()
 
@@ -569,16 +571,16 @@ def test_unfinished_handshakes_are_bounded_and_do_not_hold_up_others(
                 writer.write(b"\x16\x03\x01\x02")
             door = server.tls
             assert door is not None
-            await until(lambda: door.failures == 12)
-            assert door.unfinished == 8
-            await echoed(server, None)  # who speaks plainly feels nothing
-            await until(lambda: door.unfinished == 0)
+            await until(lambda: door.failed_handshakes == 12)
+            assert door.open_handshakes == 8
+            await echoed(server, None)  # plain connections are not affected
+            await until(lambda: door.open_handshakes == 0)
             await echoed(server, Tls(ca=authority.path))
             for _, writer in pairs:
                 writer.close()
 
     run(check())
-    assert "8 TLS handshakes are unfinished, the limit" in caplog.text
+    assert "8 TLS handshakes are unfinished, which is the limit" in caplog.text
 
 
 def test_one_address_may_not_take_all_handshakes(
@@ -598,17 +600,17 @@ def test_one_address_may_not_take_all_handshakes(
                 writer.write(b"\x16\x03\x01\x02")
             door = server.tls
             assert door is not None
-            await until(lambda: door.failures == 3)
+            await until(lambda: door.failed_handshakes == 3)
             for _, writer in pairs:
                 writer.close()
-            await until(lambda: door.unfinished == 0)
+            await until(lambda: door.open_handshakes == 0)
 
     run(check())
     assert "2 TLS handshakes of its address" in caplog.text
 
 
 def test_a_handshake_that_never_ends_is_bounded_in_bytes(run: Any, settings: TlsConfig) -> None:
-    """Hello after hello in fragments of a message of 16 MB: OpenSSL or the limit ends it."""
+    """A client that sends fragments of a 16 MB ClientHello is stopped by OpenSSL or the limit."""
 
     async def check() -> None:
         async with serving(settings) as server:
@@ -650,7 +652,7 @@ def test_a_stream_that_is_tampered_with_is_closed(
         async with serving(settings) as server:
             raw = socket.create_connection(("127.0.0.1", server.ports[0]))
             secure = await asyncio.to_thread(plain_context().wrap_socket, raw)
-            await until(lambda: server.tls is not None and server.tls.finished == 1)
+            await until(lambda: server.tls is not None and server.tls.completed_handshakes == 1)
             os.write(secure.fileno(), b"\x17\x03\x03\x00\x20" + bytes(32))
             await until(lambda: not server.peers)
             secure.close()
@@ -662,16 +664,16 @@ def test_a_stream_that_is_tampered_with_is_closed(
 def test_a_client_that_does_not_read_is_not_read_from_either(
     run: Any, settings: TlsConfig, authority: Authority
 ) -> None:
-    """Flow control goes through the stream: a flood of requests without reading stays bounded."""
+    """Flow control passes through TLS, so many requests without reading use bounded memory."""
 
     async def check() -> None:
         async with serving(settings, limits=ServerLimits(write_buffer_bytes_max=65536)) as server:
             channel = await dial(address(server), tls=Tls(ca=authority.path))
-            transport: Any = channel._carrier
+            transport: Any = channel._transport
             transport.pause_reading()
             calls = [asyncio.create_task(channel.call(Command(10, {}, BIG), 20)) for _ in range(12)]
             (connection,) = server._connections.values()
-            await until(lambda: connection._blocked)
+            await until(lambda: connection._is_writing_paused)
             transport.resume_reading()
             for answer in await asyncio.gather(*calls):
                 assert bytes(answer.body) == BIG
@@ -681,11 +683,11 @@ def test_a_client_that_does_not_read_is_not_read_from_either(
 
 
 def test_a_turn_of_the_loop_computes_few_handshakes(run: Any, settings: TlsConfig) -> None:
-    """So that a thousand clients that come at once do not stop those who are there."""
+    """So a thousand clients that connect at once do not stop the connected ones."""
 
     async def check() -> None:
         door = TlsAcceptor(settings)
-        door.open()
+        door.start()
         turn, steps = 0, []
 
         class Stream:
@@ -693,12 +695,12 @@ def test_a_turn_of_the_loop_computes_few_handshakes(run: Any, settings: TlsConfi
                 steps.append(turn)
 
         streams: list[Any] = [Stream() for _ in range(9)]
-        for stream in (*streams, *streams):  # the same wish twice is one step
-            door.wish(stream)
+        for stream in (*streams, *streams):  # scheduled twice, one step
+            door.schedule_step(stream)
         for turn in range(1, 9):  # noqa: B007 - `step` reads it
             await asyncio.sleep(0)
         assert len(steps) == 9
-        assert max(steps.count(number) for number in steps) == openssl.HANDSHAKES_A_TURN
+        assert max(steps.count(number) for number in steps) == openssl.HANDSHAKES_PER_ITERATION
         door.close()
 
     run(check())
@@ -706,7 +708,7 @@ def test_a_turn_of_the_loop_computes_few_handshakes(run: Any, settings: TlsConfi
 
 def test_disabled_serves_plain_connections_only(run: Any, settings: TlsConfig) -> None:
     async def check() -> None:
-        network = secured(SOCKETS, None, replace(settings, tls_mode="disabled"))
+        network = with_tls(SOCKET_NETWORK, None, replace(settings, tls_mode="disabled"))
         listener: Any = network.listener(Dispatcher({10: echo}))
         await listener.start("127.0.0.1", [0])
         await echoed(listener, None)

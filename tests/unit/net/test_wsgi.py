@@ -1,4 +1,4 @@
-"""The port of metrics and probes bounds what its clients take."""
+"""The limits of the HTTP server for metrics and health checks."""
 
 import contextlib
 import itertools
@@ -24,7 +24,7 @@ def pong(_environ: dict[str, Any], start: Any) -> Iterable[bytes]:
 
 @contextlib.contextmanager
 def serving(application: Any = pong) -> Iterator[int]:
-    port, close = wsgi.serve("127.0.0.1", 0, application)
+    port, close = wsgi.serve_http("127.0.0.1", 0, application)
     try:
         yield port
     finally:
@@ -80,7 +80,7 @@ def test_scrapes_come_one_at_a_time_and_rest_three_times_as_long() -> None:
         ends.append((begin_s, time.monotonic()))
         return [b"metrics"]
 
-    calm = wsgi.calm(slow)
+    calm = wsgi.limit_scrapes(slow)
     threads = [threading.Thread(target=calm, args=({}, None)) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -99,7 +99,7 @@ def test_more_scrapes_than_may_wait_are_told_so() -> None:
         go_on.wait(limit(10))
         return [b"metrics"]
 
-    calm = wsgi.calm(stuck)
+    calm = wsgi.limit_scrapes(stuck)
     threads = [threading.Thread(target=calm, args=({}, None)) for _ in range(wsgi.SCRAPES_MAX)]
     for thread in threads:
         thread.start()

@@ -35,7 +35,7 @@ from sluicemq.client.admin.diagnose.table import (
 from sluicemq.client.admin.groups import GroupContract, QueueLag, QueueProgress
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
-from sluicemq.model.reachability import Reachability as Reach
+from sluicemq.model.reachability import Reachability
 from sluicemq.model.topic import (
     BrokerData,
     GroupConfig,
@@ -61,7 +61,7 @@ def route(perm: int = 6, *, order: str | None = None, addresses: Any = None) -> 
 CLUSTER = ClusterInfo({"a": BrokerData("a", "C", {0: "10.0.0.2:10911"})}, {"C": ("a",)})
 NAMES = NameServerFacts(
     "10.0.0.1:9876",
-    Reach.ANSWERS,
+    Reachability.RESPONDS,
     cluster=CLUSTER,
     route=route(),
     has_route=True,
@@ -76,7 +76,7 @@ CONFIG = {
     "fileReservedTime": "72", "namesrvAddr": "10.0.0.1:9876",
 }  # fmt: skip
 BROKER = BrokerFacts(
-    "10.0.0.2:10911", Reach.ANSWERS, name="a", cluster="C", vip_reach=Reach.ANSWERS,
+    "10.0.0.2:10911", Reachability.RESPONDS, name="a", cluster="C", vip_reach=Reachability.RESPONDS,
     runtime=RUNTIME, config=CONFIG, clock_ahead_ms=400,
     topic=TopicConfig("T", attributes={"message.type": "NORMAL"}), replica={"inSyncSize": 1},
 )  # fmt: skip
@@ -154,7 +154,7 @@ def given(told: str) -> ClusterFacts:
     return replace(HEALTHY, brokers=(stranger,))
 
 
-def place(address: str, reach: Reach, **changes: Any) -> ClusterFacts:
+def place(address: str, reach: Reachability, **changes: Any) -> ClusterFacts:
     return broker(address=address, reach=reach, runtime={}, **changes)
 
 
@@ -181,17 +181,20 @@ SENDS_BACK = Finding(Code.DEAD_LETTER, "It was given up.", "Mend it.")
 SPARSE = group(progress=(QueueProgress(QUEUE, 5, 9, NOW_MS - 70 * HOUR_MS),))
 NOT_OURS = {name: text for name, text in RUNTIME.items() if name != "sluiceVersion"}
 ROWS: dict[str, tuple[ClusterFacts, ClusterFacts]] = {
-    "name-unresolved": (names(reach=Reach.UNRESOLVED), names(reach=Reach.REFUSED)),
+    "name-unresolved": (names(reach=Reachability.UNRESOLVED), names(reach=Reachability.REFUSED)),
     "name-server-is-broker": (names(code=3), names(code=1)),
     "broker-is-name-server": (broker(code=3), broker(code=1)),
-    "http-server": (names(reach=Reach.HTTP), names(reach=Reach.MUTE)),
-    "grpc-server": (names(reach=Reach.GRPC), names(reach=Reach.TLS)),
-    "tls-demanded": (broker(reach=Reach.TLS), broker(reach=Reach.PLAIN)),
-    "tls-not-spoken": (names(reach=Reach.PLAIN), names(reach=Reach.TLS)),
-    "certificate-expired": (names(reach=Reach.EXPIRED), names(reach=Reach.UNTRUSTED)),
-    "certificate-wrong-name": (broker(reach=Reach.WRONG_NAME), broker(reach=Reach.EXPIRED)),
-    "certificate-untrusted": (names(reach=Reach.UNTRUSTED), names(reach=Reach.WRONG_NAME)),
-    "client-certificate": (names(reach=Reach.CLIENT_CERTIFICATE), names(reach=Reach.UNTRUSTED)),
+    "http-server": (names(reach=Reachability.HTTP), names(reach=Reachability.UNRESPONSIVE)),
+    "grpc-server": (names(reach=Reachability.GRPC), names(reach=Reachability.TLS)),
+    "tls-demanded": (broker(reach=Reachability.TLS), broker(reach=Reachability.PLAIN)),
+    "tls-not-spoken": (names(reach=Reachability.PLAIN), names(reach=Reachability.TLS)),
+    "certificate-expired": (names(reach=Reachability.EXPIRED), names(reach=Reachability.UNTRUSTED)),
+    "certificate-wrong-name": (broker(reach=Reachability.WRONG_NAME),
+        broker(reach=Reachability.EXPIRED)),
+    "certificate-untrusted": (names(reach=Reachability.UNTRUSTED),
+        names(reach=Reachability.WRONG_NAME)),
+    "client-certificate": (names(reach=Reachability.CLIENT_CERTIFICATE),
+        names(reach=Reachability.UNTRUSTED)),
     "protected-mode": (denied("(protected mode), because …"), denied("signature")),
     "access-key-missing": (
         denied("AclException: No accessKey is configured"), denied("No acl config for one"),
@@ -203,32 +206,38 @@ ROWS: dict[str, tuple[ClusterFacts, ClusterFacts]] = {
         denied("Check signature failed for accessKey=one"), denied("No permission for topic:T"),
     ),
     "right-missing": (denied("No permission for topic:T"), denied("No accessKey is configured")),
-    "name-server-down": (names(reach=Reach.SILENT), names(reach=Reach.UNRESOLVED)),
+    "name-server-down": (names(reach=Reachability.UNREACHABLE),
+        names(reach=Reachability.UNRESOLVED)),
     "broker-registers-elsewhere": (
         given("10.0.0.8:9876"), given("10.0.0.8:9876;10.0.0.1:9876"),
     ),
     "no-broker-registered": (names(cluster=ClusterInfo()), names(cluster=None)),
     "broker-address-wildcard": (
-        place("0.0.0.0:10911", Reach.ANSWERS), place("127.0.0.1:10911", Reach.ANSWERS),
+        place("0.0.0.0:10911", Reachability.RESPONDS), place("127.0.0.1:10911",
+            Reachability.RESPONDS),
     ),
     "broker-address-loopback": (
-        place("127.0.0.1:10911", Reach.REFUSED),
-        replace(place("127.0.0.1:10911", Reach.REFUSED),
+        place("127.0.0.1:10911", Reachability.REFUSED),
+        replace(place("127.0.0.1:10911", Reachability.REFUSED),
                 name_servers=(replace(NAMES, address="127.0.0.1:9876"),)),
     ),
     "broker-address-private": (
-        place("172.17.0.2:10911", Reach.SILENT), place("10.0.0.2:10911", Reach.SILENT),
+        place("172.17.0.2:10911", Reachability.UNREACHABLE), place("10.0.0.2:10911",
+            Reachability.UNREACHABLE),
     ),
     "broker-is-another": (
         broker(config=CONFIG | {"brokerName": "b"}), broker(config={}),
     ),
     "broker-unresolved": (
-        place("inside:10911", Reach.UNRESOLVED), place("inside:10911", Reach.SILENT),
+        place("inside:10911", Reachability.UNRESOLVED), place("inside:10911",
+            Reachability.UNREACHABLE),
     ),
     "broker-down": (
-        place("10.0.0.2:10911", Reach.SILENT), place("172.17.0.2:10911", Reach.SILENT),
+        place("10.0.0.2:10911", Reachability.UNREACHABLE), place("172.17.0.2:10911",
+            Reachability.UNREACHABLE),
     ),
-    "broker-mute": (broker(reach=Reach.MUTE), broker(reach=Reach.SILENT)),
+    "broker-mute": (broker(reach=Reachability.UNRESPONSIVE),
+        broker(reach=Reachability.UNREACHABLE)),
     "no-master": (
         names(route=route(addresses={1: "10.0.0.3:10911"})),
         names(route=route(addresses={0: "b:1"})),
@@ -318,7 +327,7 @@ ROWS: dict[str, tuple[ClusterFacts, ClusterFacts]] = {
         group(dead_letter_count=3, dead_letter_time_ms=NOW_MS - 10),
         group(dead_letter_count=3, dead_letter_time_ms=NOW_MS - 2 * HOUR_MS),
     ),
-    "vip-port": (broker(vip_reach=Reach.REFUSED), broker(vip_reach=None)),
+    "vip-port": (broker(vip_reach=Reachability.REFUSED), broker(vip_reach=None)),
 }  # fmt: skip
 SEVERITIES = {rule.code: rule.severity for rule in EXPLAIN_RULES}
 EXPLAINED = [code for code in Code if SEVERITIES.get(code, Severity.DETAIL) is not Severity.DETAIL]
@@ -362,7 +371,7 @@ def test_what_became_of_a_message_counts_unless_it_was_consumed(fate: Fate) -> N
 
 
 def test_the_first_that_holds_is_the_cause_and_notes_come_last() -> None:
-    both = replace(broker(clock_ahead_ms=70_000, vip_reach=Reach.REFUSED), type="fifo")
+    both = replace(broker(clock_ahead_ms=70_000, vip_reach=Reachability.REFUSED), type="fifo")
     assert codes(both) == ["clock-skew", "wrong-type", "vip-port"]
 
 
@@ -375,7 +384,7 @@ def test_when_all_brokers_agree_it_is_this_machine_whose_clock_is_wrong() -> Non
 def test_a_misspelt_topic_gets_a_hint() -> None:
     facts = replace(no_route(creates_topics=False), topic="ordres")
     facts = replace(facts, known_topics=["flights", "orders"])
-    assert "Did you mean orders?" in diagnose_cluster(facts)[0].what
+    assert "Did you mean 'orders'?" in diagnose_cluster(facts)[0].what
 
 
 def test_the_time_of_a_broker_is_when_it_opened_and_for_how_long() -> None:

@@ -36,7 +36,7 @@ class Asked:
 def test_only_a_broker_that_has_the_group_is_asked_with_it() -> None:
     admin: Any = Asked()
     seen = [
-        BrokerFacts(address, Reachability.ANSWERS, name=name, topic=TopicConfig("T"))
+        BrokerFacts(address, Reachability.RESPONDS, name=name, topic=TopicConfig("T"))
         for name, address in (("a", KNOWS), ("b", KNOWS_NOT))
     ]
     walk = Walk(admin, "T")

@@ -3,14 +3,14 @@
 import pytest
 
 from sluicemq.client.core.tracing import (
-    Ended,
-    Finished,
+    ConsumeOutcome,
+    ConsumeTrace,
+    DeliveryTrace,
     MessageKind,
-    Outcome,
-    Published,
-    Recalled,
-    Taken,
+    RecallTrace,
+    SendTrace,
     TraceRecord,
+    TransactionTrace,
 )
 from sluicemq.operate import spans as subject
 from sluicemq.operate.spans import Span, SpanBuilder, exportable, parse_traceparent
@@ -19,23 +19,25 @@ ID = "7F0000010001D41A00000BD5A5F30000"
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-def published(message_id: str = ID, *, success: bool = True, time_ms: int = 1000) -> Published:
-    return Published(
+def published(message_id: str = ID, *, success: bool = True, time_ms: int = 1000) -> SendTrace:
+    return SendTrace(
         time_ms, "DefaultRegion", "shop", "orders", message_id, "A", "k-1 k-2", "10.0.0.1:10911",
         120, 7, MessageKind.DELAYED, "0A", success, "10.0.0.9",
     )  # fmt: skip
 
 
-def taken(request_id: str = "r-1", times: int = 1, time_ms: int = 2000) -> Taken:
-    return Taken(time_ms, "DefaultRegion", "billing", request_id, ID, times, "k-1 k-2")
+def taken(request_id: str = "r-1", times: int = 1, time_ms: int = 2000) -> DeliveryTrace:
+    return DeliveryTrace(time_ms, "DefaultRegion", "billing", request_id, ID, times, "k-1 k-2")
 
 
 def finished(
-    request_id: str = "r-1", outcome: Outcome = Outcome.SUCCESS, time_ms: int | None = 2050
-) -> Finished:
+    request_id: str = "r-1",
+    outcome: ConsumeOutcome = ConsumeOutcome.SUCCESS,
+    time_ms: int | None = 2050,
+) -> ConsumeTrace:
     group = None if time_ms is None else "billing"
-    done = outcome is Outcome.SUCCESS
-    return Finished(request_id, ID, 50, done, "k-1 k-2", outcome, time_ms, group)
+    done = outcome is ConsumeOutcome.SUCCESS
+    return ConsumeTrace(request_id, ID, 50, done, "k-1 k-2", outcome, time_ms, group)
 
 
 def made(*records: TraceRecord, now_ms: int = 3000, **options: dict[str, str]) -> list[Span]:
@@ -74,9 +76,13 @@ def test_a_send_and_its_delivery_are_parent_and_child_in_the_trace_of_the_messag
 
 @pytest.mark.parametrize(
     ("outcome", "error"),
-    [(Outcome.EXCEPTION, "exception"), (Outcome.TIME_OUT, "time_out"), (Outcome.FAILED, "failed")],
+    [
+        (ConsumeOutcome.EXCEPTION, "exception"),
+        (ConsumeOutcome.TIME_OUT, "time_out"),
+        (ConsumeOutcome.FAILED, "failed"),
+    ],
 )
-def test_a_failure_is_an_error(outcome: Outcome, error: str) -> None:
+def test_a_failure_is_an_error(outcome: ConsumeOutcome, error: str) -> None:
     (process,) = made(taken(), finished(outcome=outcome))
     assert process.error == process.attributes["error.type"] == error
     (send,) = made(published(success=False))
@@ -142,11 +148,11 @@ def test_a_batch_of_java_s_is_a_span_for_each_message() -> None:
 
 
 def test_the_end_of_a_transaction_and_a_recall_are_children_of_the_send() -> None:
-    ended = Ended(
+    ended = TransactionTrace(
         1500, None, "shop", "orders", ID, "A", None, "10.0.0.1:10911", MessageKind.COMMITTED, ID,
         "ROLLBACK_MESSAGE", True,
     )  # fmt: skip
-    recalled = Recalled(1600, None, "shop", "orders", ID, False)
+    recalled = RecallTrace(1600, None, "shop", "orders", ID, False)
     send, rollback, recall = made(published(), ended, recalled)
     assert (rollback.name, rollback.kind) == ("rollback orders", "CLIENT")
     assert rollback.attributes["messaging.operation.type"] == "settle"
@@ -177,7 +183,7 @@ def test_an_id_that_is_no_number_has_a_trace_too() -> None:
 
 
 def test_spans_for_the_exporter_are_services_by_their_groups() -> None:
-    send, process = exportable(made(published(), taken(), finished(outcome=Outcome.FAILED)))
+    send, process = exportable(made(published(), taken(), finished(outcome=ConsumeOutcome.FAILED)))
     assert send.resource.attributes["service.name"] == "shop"
     assert process.resource.attributes["service.name"] == "billing"
     assert process.parent is not None

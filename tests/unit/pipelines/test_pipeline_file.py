@@ -44,7 +44,7 @@ def first_line(text: str, **environment: str) -> str:
     """The first problem, as it is told."""
     pipeline, problems = parse_pipeline(text, "p.yaml", environment)
     assert pipeline is None
-    return problems[0].told("p.yaml")
+    return problems[0].describe("p.yaml")
 
 
 def test_a_right_file_becomes_the_options_of_source_and_sinks() -> None:
@@ -186,12 +186,12 @@ def test_secrets_are_never_told() -> None:
     text = text.replace("sqlite:///late.db", "postgresql://u:${PG_PASSWORD}@h/d")
     pipeline = parsed(text, SECRET="hunter2", PG_PASSWORD="swordfish")
     assert pipeline.cluster["secretKey"] == "hunter2"
-    told = pipeline.secrets.hidden("with hunter2 and swordfish")
+    told = pipeline.secrets.mask("with hunter2 and swordfish")
     assert told == "with ${SECRET} and ${PG_PASSWORD}"
     wrong = text.replace("${SECRET}", "").replace("table: late", "table: [swordfish]")
     _, problems = parse_pipeline(wrong, "p.yaml", {"PG_PASSWORD": "swordfish"})
     assert problems
-    assert not any("swordfish" in one.told("") for one in problems)
+    assert not any("swordfish" in one.describe("") for one in problems)
 
 
 def test_a_variable_stands_anywhere_and_a_doubled_dollar_is_plain() -> None:

@@ -16,8 +16,14 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from sluicemq.client.admin.subscriptions import GroupSubscriptions
-from sluicemq.client.core.tracing import Finished, MessageKind, Outcome, Published, encode
-from sluicemq.client.ledger import blocking_engine
+from sluicemq.client.core.tracing import (
+    ConsumeOutcome,
+    ConsumeTrace,
+    MessageKind,
+    SendTrace,
+    encode_trace_records,
+)
+from sluicemq.client.ledger import make_blocking_engine
 from sluicemq.errors import ConfigurationError
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.subscription import SQL92, Subscription
@@ -54,11 +60,11 @@ def test_the_three_are_found_by_their_names() -> None:
 
 
 def test_records_of_one_message_are_its_list_and_a_java_batch_is_a_row_for_each_message() -> None:
-    batch = Published(
+    batch = SendTrace(
         5, "r", "g", "orders", "b1,b2", "A", None, "host", 3, 1, MessageKind.ORDERED, "p1,p2", True
     )
-    cloud = Finished("q", "b1", 3, False, None, Outcome.FAILED)
-    bodies = pa.array([encode([batch, cloud]) + b"Odd\x01\x02", b"", None])
+    cloud = ConsumeTrace("q", "b1", 3, False, None, ConsumeOutcome.FAILED)
+    bodies = pa.array([encode_trace_records([batch, cloud]) + b"Odd\x01\x02", b"", None])
     first, second, third = decoded(bodies).to_pylist()
     assert [(e["kind"], e["message_id"], e["offset_message_id"]) for e in first] == [
         ("Pub", "b1", "p1"), ("Pub", "b2", "p2"), ("SubAfter", "b1", None), ("Unread", None, None),
@@ -154,7 +160,7 @@ def table(tmp_path: Path) -> tuple[Any, Target]:
         f"sqlite:///{tmp_path / 'shop.db'}", "orders", ("sluice_key",),
         (("sluice_key", "string"), ("note", "string")),
     )  # fmt: skip
-    engine = blocking_engine(target.url)
+    engine = make_blocking_engine(target.url)
     make_table(engine, target)
     yield engine, target
     engine.dispose()

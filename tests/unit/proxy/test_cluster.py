@@ -20,7 +20,7 @@ from sluicemq.errors import ConnectionLostError, NameServerUnreachableError, Per
 from sluicemq.model.ids import Host
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import GroupConfig, TopicRoute
-from sluicemq.net.grpc import ask
+from sluicemq.net.grpc import call_unary
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import ConversationRun, Link, OnRequest
 from sluicemq.proxy.cluster import FRESH_S, GONE_S, ClusterBackend, Disagreements, stand_alone
@@ -93,13 +93,13 @@ def test_clients_that_ask_at_once_cost_one_question_to_the_name_server(
             await proxy.mq.admin.create_topic("orders", queues=1)
             backend, asked = proxy.backend, list[str]()
             assert isinstance(backend, ClusterBackend)
-            find = backend.directory.find_route
+            find = backend.directory.fetch_route
 
             def find_route(topic: str) -> Conversation[TopicRoute | None]:
                 asked.append(topic)
                 return find(topic)
 
-            monkeypatch.setattr(backend.directory, "find_route", find_route)
+            monkeypatch.setattr(backend.directory, "fetch_route", find_route)
             speakers = [proxy.speaker(f"c{n}") for n in range(20)]
             answers = await asyncio.gather(*(it.ask("QueryRoute", ROUTE) for it in speakers))
             assert {it.status.code for it in answers} == {Code.OK}
@@ -380,7 +380,7 @@ def test_a_proxy_that_stands_alone_has_rules_of_its_own(tmp_path: Path) -> None:
                 metadata += sign_call(*account, call_date(SYSTEM_CLOCK.now_ms())) if account else []
                 address = f"127.0.0.1:{proxy.port}"
                 answer = await asyncio.to_thread(
-                    ask, address, PATH + "SendMessage", request, metadata
+                    call_unary, address, PATH + "SendMessage", request, metadata
                 )
                 return m.SendMessageResponse.FromString(answer).status.code
 

@@ -82,7 +82,7 @@ def waits(asked_s: int) -> Scene:
         call = client.call("ReceiveMessage", request, None)
         for second in range(120):
             await proxy.mq.clock.advance(seconds=1)
-            if call.is_over:
+            if call.is_closed:
                 return second
         raise RequestTimeoutError("The receive does not end.")
 
@@ -146,9 +146,9 @@ async def comes_back_after_s(proxy: Proxied, client: Speaker) -> int:
     call = other.call("ReceiveMessage", receive_request(), None)
     for second in range(30):
         await proxy.mq.clock.advance(seconds=1)
-        if call.is_over and outcome(call.answers)[1]:
+        if call.is_closed and outcome(call.answers)[1]:
             return second
-        if call.is_over:
+        if call.is_closed:
             call = other.call("ReceiveMessage", receive_request(), None)
     raise RequestTimeoutError("The message does not come.")
 

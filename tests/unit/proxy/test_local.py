@@ -22,7 +22,7 @@ class Role:
 
     def disconnected(self, peer: Peer) -> None: ...
 
-    def give(self, command: Command, peer: Peer) -> bytes:
+    def handle_command(self, command: Command, peer: Peer) -> bytes:
         self.askers.append(self.guard.account)
         return b""
 

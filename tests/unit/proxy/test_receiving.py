@@ -114,7 +114,7 @@ def test_acknowledging_a_message_with_a_forged_handle_acknowledges_no_other(
             topic = state.topics.table[TOPIC]
             made = run_now(state.intake.prepare_batch(batch, origin, "a\x01b\x02"))
             state.intake.append_batch(topic, 0, made, origin, "")
-        state.turns.commit_internal()
+        state.group_commit.commit_internal()
         (evil,) = await receive(client)
         assert evil.body == b"evil"
         answer = await ack(client, *handles_of([evil]))
@@ -129,7 +129,7 @@ def test_a_receive_waits_until_something_comes() -> None:
     async def scene(proxy: Proxied, client: Speaker) -> None:
         call = client.call("ReceiveMessage", receive_request())
         await proxy.mq.clock.advance(seconds=2)
-        assert not call.is_over
+        assert not call.is_closed
         await proxy.mq.send(TOPIC, b"1")
         await call.ended
         assert bodies(outcome(call.answers)[1]) == {b"1"}

@@ -173,7 +173,7 @@ async def of_another_account(proxy: Proxied, speaker: Speaker, patch: pytest.Mon
 
 
 async def of_a_closed_connection(proxy: Proxied, speaker: Speaker, _: pytest.MonkeyPatch) -> Any:
-    speaker.peer.lost()
+    speaker.peer.connection_lost()
     return await speaker.ask("QueryRoute", m.QueryRouteRequest(topic=TOPIC))
 
 

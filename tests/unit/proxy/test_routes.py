@@ -41,7 +41,8 @@ def test_a_route_has_the_address_that_the_client_knows() -> None:
 @pytest.mark.parametrize(
     ("name", "code"),
     [("none", Code.TOPIC_NOT_FOUND), ("a b", Code.ILLEGAL_TOPIC), ("", Code.ILLEGAL_TOPIC),
-     ("rmq_sys_REVIVE_LOG_DefaultCluster", Code.ILLEGAL_TOPIC)],
+     ("rmq_sys_REVIVE_LOG_DefaultCluster", Code.ILLEGAL_TOPIC), ("TBW102", Code.ILLEGAL_TOPIC),
+     ("RMQ_SYS_TRACE_TOPIC", Code.ILLEGAL_TOPIC)],
 )  # fmt: skip
 def test_a_topic_that_is_not_there_has_no_route(name: str, code: Code) -> None:
     async def scene() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from proxied import Proxied, Speaker, proxied
 from sluicemq.client.core.requests import SendStatus
-from sluicemq.client.core.transactions import HalfPlace
+from sluicemq.client.core.transactions import PreparedMessageLocation
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.model.ids import Host, java_hash
 from sluicemq.model.message import SHARDING_KEY, StoredMessage
@@ -457,7 +457,9 @@ def test_a_transaction_id_carries_its_place(
     message_id: str, broker: str, queue_offset: int, physical_offset: int
 ) -> None:
     queue = MessageQueue("T", broker, 0)
-    place = HalfPlace("T", queue, queue_offset, physical_offset, message_id, message_id)
+    place = PreparedMessageLocation(
+        "T", queue, queue_offset, physical_offset, message_id, message_id
+    )
     if "\n" not in message_id:
         assert place_in(transaction_id_of(place), "T") == place
 

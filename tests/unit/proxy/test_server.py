@@ -15,8 +15,8 @@ from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestTimeoutError
 from sluicemq.net import accept
-from sluicemq.net.grpc import Call, CallError, StatusCode, ask
-from sluicemq.net.limits import REFUSED_MAX
+from sluicemq.net.grpc import Call, CallError, StatusCode, call_unary
+from sluicemq.net.limits import REFUSALS_MAX
 from sluicemq.proxy import STATUS, server
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.clients import CLIENT_ID
@@ -27,6 +27,7 @@ from sluicemq.wire.signature import call_date, sign_call
 from waiting import limit
 
 grpc: Any = pytest.importorskip("grpc")
+TOPIC = "DefaultCluster_REPLY_TOPIC"  # every broker has it
 HOLD = PATH + "Hold"
 RECEIVE = PATH + "ReceiveMessage"
 
@@ -41,7 +42,7 @@ def at_a_port(scene: Callable[[EmbeddedSluice], Any], **options: Any) -> None:
     asyncio.run(main())
 
 
-def route(channel: Any, topic: str = "TBW102", *metadata: tuple[str, str]) -> m.QueryRouteResponse:
+def route(channel: Any, topic: str = TOPIC, *metadata: tuple[str, str]) -> m.QueryRouteResponse:
     method = channel.unary_unary(
         PATH + "QueryRoute",
         request_serializer=m.QueryRouteRequest.SerializeToString,
@@ -128,7 +129,7 @@ def test_calls_and_clients_are_counted() -> None:
         proxy, holding = mq.servers.proxies["broker-a"], Family()
         proxy.methods |= {RECEIVE: holding.hold}
         with grpc.insecure_channel(mq.servers.proxy_address) as channel:
-            for topic in ("TBW102", "TBW102", "none"):
+            for topic in (TOPIC, TOPIC, "none"):
                 await asyncio.to_thread(route, channel, topic)
             waiting = channel.unary_stream(RECEIVE)(b"", metadata=[(CLIENT_ID, "me")])
             while not holding.held:
@@ -165,10 +166,10 @@ def test_its_status_is_for_administrators(tmp_path: Any) -> None:
     def conversation(address: str) -> None:
         def refusal(*metadata: tuple[str, str]) -> StatusCode:
             with pytest.raises(CallError) as caught:
-                ask(address, STATUS, b"", metadata)
+                call_unary(address, STATUS, b"", metadata)
             return caught.value.code
 
-        assert b'"clients":[]' in ask(address, STATUS, b"", sign("operator", "12345678"))
+        assert b'"clients":[]' in call_unary(address, STATUS, b"", sign("operator", "12345678"))
         assert refusal() == StatusCode.UNAUTHENTICATED
         assert refusal(*sign("operator", "12345679")) == StatusCode.UNAUTHENTICATED
         assert refusal(*sign("somebody", "12345678")) == StatusCode.PERMISSION_DENIED
@@ -189,18 +190,18 @@ def test_who_signs_wrongly_again_and_again_is_closed_and_who_signs_well_is_trust
     async def scene(mq: EmbeddedSluice) -> None:
         proxy = mq.servers.proxies["broker-a"]
         with grpc.insecure_channel(mq.servers.proxy_address) as channel:
-            answer = await asyncio.to_thread(route, channel, "TBW102", *sign("somebody", ""))
+            answer = await asyncio.to_thread(route, channel, TOPIC, *sign("somebody", ""))
             assert answer.status.code == Code.UNAUTHORIZED
             (peer,) = proxy.peers
             assert not peer.is_trusted
-            for _ in range(REFUSED_MAX - 1):
+            for _ in range(REFUSALS_MAX - 1):
                 await asyncio.to_thread(route, channel)
             with pytest.raises(grpc.RpcError):
                 await asyncio.to_thread(route, channel)
             assert peer.closed
         with grpc.insecure_channel(mq.servers.proxy_address) as channel:
             signed = sign("somebody", "12345678")
-            await asyncio.to_thread(route, channel, "TBW102", *signed)
+            await asyncio.to_thread(route, channel, TOPIC, *signed)
             assert any(peer.is_trusted for peer in proxy.peers)
 
     settings = {"aclEnable": "true", "plainAclFile": str(rules)}
@@ -210,15 +211,15 @@ def test_who_signs_wrongly_again_and_again_is_closed_and_who_signs_well_is_trust
 def test_a_stranger_is_told_what_opens_a_proxy_that_nobody_has_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(accept, "is_local", lambda peer: False)
+    monkeypatch.setattr(accept, "is_on_this_machine", lambda peer: False)
 
     async def scene(mq: EmbeddedSluice) -> None:
         core = mq.servers.broker.core
         backend = mq.servers.proxies["broker-a"].backend
-        proxy = server.Proxy(backend, None, core.shares, BrokerConfig())
+        proxy = server.Proxy(backend, None, core.scheduler, BrokerConfig())
         await proxy.start("127.0.0.1", 0)
         with pytest.raises(CallError, match="protected mode") as caught:
-            await asyncio.to_thread(ask, f"127.0.0.1:{proxy.port}", STATUS, b"")
+            await asyncio.to_thread(call_unary, f"127.0.0.1:{proxy.port}", STATUS, b"")
         assert caught.value.code == StatusCode.PERMISSION_DENIED
         await proxy.close()
 
@@ -227,14 +228,14 @@ def test_a_stranger_is_told_what_opens_a_proxy_that_nobody_has_opened(
 
 def test_who_is_no_proxy_is_told_from_one_that_does_not_answer() -> None:
     async def scene(mq: EmbeddedSluice) -> None:
-        with pytest.raises(CallError, match="not served here"):
-            await asyncio.to_thread(ask, mq.servers.proxy_address, PATH + "None", b"")
+        with pytest.raises(CallError, match="is not implemented"):
+            await asyncio.to_thread(call_unary, mq.servers.proxy_address, PATH + "None", b"")
         with pytest.raises(ConnectionLostError):
-            await asyncio.to_thread(ask, mq.servers.name_server_address, STATUS, b"")
+            await asyncio.to_thread(call_unary, mq.servers.name_server_address, STATUS, b"")
         with socket.create_server(("127.0.0.1", 0)) as mute:
             address = f"127.0.0.1:{mute.getsockname()[1]}"
             with pytest.raises(RequestTimeoutError):
-                await asyncio.to_thread(ask, address, STATUS, b"", timeout_s=0.05)
+                await asyncio.to_thread(call_unary, address, STATUS, b"", timeout_s=0.05)
 
     at_a_port(scene)
 

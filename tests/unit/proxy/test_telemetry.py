@@ -52,7 +52,7 @@ def tell(settings: m.Settings) -> m.TelemetryCommand:
 
 async def answers(stream: FakeCall, count: int) -> list[Any]:
     """As many as came by then; fewer when the stream has ended."""
-    while len(stream.answers) < count and not stream.is_over:
+    while len(stream.answers) < count and not stream.is_closed:
         stream.arrived.clear()
         await stream.arrived.wait()
     return stream.answers
@@ -127,7 +127,7 @@ def test_a_consumer_is_told_what_its_group_says() -> None:
         assert settings.backoff_policy.max_attempts == 5
         assert len(settings.backoff_policy.customized_backoff.next) == 18
         (member,) = members(proxy, "g")
-        assert member.wanted["orders"].tags == {"a", "b"}
+        assert member.subscriptions["orders"].tags == {"a", "b"}
 
     run(scene)
 
@@ -203,7 +203,7 @@ def test_every_settings_command_is_answered_and_the_end_of_the_client_is_the_end
         stream = await settled(client, publishing())
         client.say(stream, tell(publishing("orders")))
         client.say(stream, m.TelemetryCommand())
-        stream.half()
+        stream.half_close()
         assert await stream.ended == (StatusCode.OK, "")
         assert [len(it.settings.publishing.topics) for it in stream.answers] == [0, 1]
         assert proxy.service.clients.by_id["p"].telemetry is None
@@ -321,7 +321,7 @@ def test_a_strict_group_refuses_another_subscription_with_both() -> None:
         stream = second.call("Telemetry", tell(subscription("g", tags="b")), None)
         (answer,) = await answers(stream, 1)
         assert answer.status.code == Code.FORBIDDEN
-        assert not stream.is_over
+        assert not stream.is_closed
 
     run(scene)
 
@@ -474,10 +474,14 @@ def test_what_is_not_asked_of_clients_of_grpc_is_answered_at_once() -> None:
         await settled(proxy.speaker("c"), subscription("g"))
         (member,) = members(proxy, "g")
         told = asyncio.get_running_loop().create_future()
-        member.peer.ask(Command(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {}), told.set_result)
+        member.peer.send_request(
+            Command(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {}), told.set_result
+        )
         assert (await told).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         told = asyncio.get_running_loop().create_future()
-        member.peer.ask(Command(RequestCode.CONSUME_MESSAGE_DIRECTLY, {}, b"?"), told.set_result)
+        member.peer.send_request(
+            Command(RequestCode.CONSUME_MESSAGE_DIRECTLY, {}, b"?"), told.set_result
+        )
         assert (await told).code == ResponseCode.SYSTEM_ERROR
 
     run(scene)

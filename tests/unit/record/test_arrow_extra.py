@@ -38,7 +38,7 @@ def test_extra_columns_are_what_the_scalar_codec_reads() -> None:
 def test_extra_columns_have_the_types_of_the_spark_schema() -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from sluicemq.spark.schema import parse_columns, struct_type
+    from sluicemq.spark.schema import parse_columns, to_spark_schema
 
-    schema = to_arrow_schema(struct_type(parse_columns(",".join(EXTRA))), timezone="UTC")
+    schema = to_arrow_schema(to_spark_schema(parse_columns(",".join(EXTRA))), timezone="UTC")
     assert {field.name: field.type for field in schema} == EXTRA

@@ -27,7 +27,7 @@ def test_java_s_name_in_snake_case(java: str, ours: str) -> None:
     ("made", "name", "said"),
     [
         (mq.DefaultMQProducer("g"), "setNamesrvAddr", "set_namesrv_addr"),
-        (mq.DefaultMQProducer("g"), "set_send_msg_time_out", "Did you mean set_send_msg_timeout"),
+        (mq.DefaultMQProducer("g"), "set_send_msg_time_out", "Did you mean 'set_send_msg_timeout'"),
         (mq.DefaultMQProducer("g"), "set_namespace", "prod%"),
         (mq.DefaultMQProducer("g"), "producer_group", "The attribute is group"),
         (mq.DefaultMQProducer("g"), "xyzzy", "help(DefaultMQProducer)"),
@@ -35,7 +35,7 @@ def test_java_s_name_in_snake_case(java: str, ours: str) -> None:
         (mq.DefaultMQPushConsumer("g"), "getConsumeThreadMax", "Read the attribute"),
         (mq.DefaultMQPushConsumer("g"), "setOffsetsDirectory", "Set the attribute offsets_dir"),
         (mq.DefaultLitePullConsumer("g"), "fetchMessageQueues", "fetch_message_queues"),
-        (mq.Message("t", b""), "putUserProperties", "Did you mean put_user_property"),
+        (mq.Message("t", b""), "putUserProperties", "Did you mean 'put_user_property'"),
         (QUEUE, "setQueueId", "set_queue_id"),
         (QUEUE, "getBrokerName", "get_broker_name"),
         (

@@ -23,19 +23,19 @@ from sluicemq.spark.schema import (
     JSON,
     TEXT,
     BodyFormat,
-    body_format,
-    columns_of,
     declared_columns,
+    parse_body_format,
     parse_schema,
-    struct_type,
+    resolve_schema,
+    to_spark_schema,
 )
-from sluicemq.spark.sources.reader import decoded_bodies
+from sluicemq.spark.sources.conversion import decode_bodies
 
 
 def decoded(schema: str | None, *bodies: bytes | str) -> tuple[list[Any], list[str | None]]:
     raw = [body.encode() if isinstance(body, str) else body for body in bodies]
     how = BodyFormat(TEXT, StringType()) if schema is None else _json(schema)
-    found = decoded_bodies(pa.array(raw, pa.binary()), how, pa.nulls(len(raw), pa.string()))
+    found = decode_bodies(pa.array(raw, pa.binary()), how, pa.nulls(len(raw), pa.string()))
     return found.bodies.to_pylist(), found.errors.to_pylist()
 
 
@@ -90,7 +90,7 @@ def test_json_of_the_schema() -> None:
         ("{", "not JSON: Expecting property name"),
         ("", "not JSON: Expecting value"),
         ("{} {}", "not JSON: Extra data"),
-        ('{"x": NaN}', "not JSON: NaN is no number of JSON"),
+        ('{"x": NaN}', "not JSON: NaN is not a JSON number"),
         ("[" * 100_000, "not JSON: maximum recursion"),
         (b"\xff", "not UTF-8"),
         ("[1]", r"not of the schema: body is \[1\], not an object"),
@@ -98,7 +98,7 @@ def test_json_of_the_schema() -> None:
         ('{"a": true}', "body.a is true, not int"),
         ('{"a": 2147483648}', "body.a is 2147483648, not int"),
         ('{"t": 5}', "body.t is 5, not string"),
-        ('{"t": "\\ud800"}', "body.t holds half a surrogate pair"),
+        ('{"t": "\\ud800"}', "body.t contains half a surrogate pair"),
         ('{"s": {"f": [1, "x"]}}', r'body.s.f\[\] is "x", not double'),
         ('{"s": {"f": "x"}}', 'body.s.f is "x", not a list'),
     ],
@@ -135,8 +135,8 @@ def test_no_body_stops_a_batch(bodies: list[bytes | str]) -> None:
 
 def columns(**options: str) -> list[tuple[str, str]]:
     found = declared_columns(parse_options(options))
-    schema = struct_type(found)
-    assert columns_of(schema, found) == found
+    schema = to_spark_schema(found)
+    assert resolve_schema(schema, found) == found
     return [(field.name, field.dataType.simpleString()) for field in schema.fields]
 
 
@@ -160,4 +160,4 @@ def test_the_format_changes_the_columns() -> None:
 )
 def test_options_that_do_not_go_together(options: dict[str, str], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
-        body_format(parse_options(options))
+        parse_body_format(parse_options(options))

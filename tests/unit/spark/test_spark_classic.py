@@ -13,7 +13,13 @@ from sluicemq.errors import ConfigurationError
 from sluicemq.pipelines.ready import Folder
 from sluicemq.pipelines.tables import Tables
 from sluicemq.spark import classic, session
-from sluicemq.spark.references import StandIn, load_where, predicates_in, translator, used_columns
+from sluicemq.spark.references import (
+    PlaceholderTable,
+    extract_predicates,
+    find_used_columns,
+    load_where,
+    make_translator,
+)
 from sluicemq.spark.report import pushdown
 
 SPARK = Path(classic.__file__).parent
@@ -42,13 +48,13 @@ FRAME = Remote(sparkSession=SESSION)
         lambda: pushdown(FRAME),
         lambda: session.fresh(FRAME),
         lambda: Tables(SESSION, {}, list).query("select 1"),  # type: ignore[arg-type]
-        lambda: predicates_in(FRAME, []),  # type: ignore[arg-type]
-        lambda: used_columns(FRAME, "properties"),
-        lambda: translator(SESSION),  # type: ignore[arg-type]
-        lambda: StandIn.of(SESSION, None),  # type: ignore[arg-type]
+        lambda: extract_predicates(FRAME, []),  # type: ignore[arg-type]
+        lambda: find_used_columns(FRAME, "properties"),
+        lambda: make_translator(SESSION),  # type: ignore[arg-type]
+        lambda: PlaceholderTable.create(SESSION, None),  # type: ignore[arg-type]
         lambda: Folder(SESSION, "/somewhere"),
-        lambda: classic.gateway_of(SESSION),
-        lambda: classic.explained(FRAME, "simple"),
+        lambda: classic.get_gateway(SESSION),
+        lambda: classic.explain_plan(FRAME, "simple"),
     ],
 )
 def test_what_needs_the_jvm_says_so_on_spark_connect(use: Any) -> None:
@@ -82,7 +88,7 @@ def test_only_one_module_touches_members_of_the_jvm() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in JVM_MEMBERS
     }
-    # A SparkContext of classic.context_of.
+    # A SparkContext of classic.get_spark_context.
     assert {one for one in found if not one.endswith(" _jsc")} == set()
     assert {one.partition(":")[0] for one in found} <= {"pipelines/run.py", "pipelines/ready.py"}
 
@@ -105,11 +111,11 @@ def test_the_session_is_active_in_the_thread_that_asked_for_it(
     packages = SimpleNamespace(sql=SimpleNamespace(classic=SimpleNamespace(SparkSession=sessions)))
     jvm = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(spark=packages)))
     made = SimpleNamespace(_jvm=jvm, _jsparkSession=object())
-    monkeypatch.setattr(session, "_started", lambda *_: made)
+    monkeypatch.setattr(session, "_start_session", lambda *_: made)
     assert session.spark_session(log_level=log_level) is made
     assert sessions.active == [threading.get_ident()]
 
 
 def test_a_session_of_spark_connect_needs_no_activation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_started", lambda *_: SESSION)
+    monkeypatch.setattr(session, "_start_session", lambda *_: SESSION)
     assert session.spark_session() is SESSION

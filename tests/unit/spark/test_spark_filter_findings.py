@@ -6,19 +6,19 @@ import pytest
 
 from sluicemq.errors import RequestError
 from sluicemq.spark.filters import (
-    MESSAGES_MAX,
-    TOPICS_MAX,
-    filter_findings,
-    tried_at_brokers,
-    tried_here,
-    warn_of_filter,
+    SAMPLE_MESSAGES_MAX,
+    SAMPLE_TOPICS_MAX,
+    collect_findings,
+    log_filter_findings,
+    try_at_brokers,
+    try_on_properties,
 )
 
 ROWS = [{"latitude": f"{index + 30}.25", "state": "TX"} for index in range(20)]
 
 
 def found(expression: str, rows: list[dict[str, str]] = ROWS) -> list[str]:
-    return filter_findings(expression, lambda text: tried_here(rows, text))
+    return collect_findings(expression, lambda text: try_on_properties(rows, text))
 
 
 def test_a_whole_number_beside_fractions_is_said_with_figures_and_cure() -> None:
@@ -36,7 +36,7 @@ def test_some_lost_rows_are_said_also_where_others_match() -> None:
 
 def test_a_property_that_is_never_there_counts_where_nothing_matches() -> None:
     (one,) = found("Latitude > 40.0")
-    assert "Is it latitude?" in one
+    assert "Did you mean 'latitude'?" in one
     assert found("flag IS NULL") == []
     assert found("latitude > 40", []) == []
 
@@ -60,10 +60,10 @@ def test_brokers_are_asked_a_bounded_question_and_may_refuse_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     admin: Any = FakeAdmin()
-    topics = [f"t{number}" for number in range(TOPICS_MAX + 5)]
-    warn_of_filter("n > 1.0", lambda text: tried_at_brokers(admin, topics, text))
-    assert admin.asked == [(topic, MESSAGES_MAX) for topic in topics[:TOPICS_MAX]]
-    warn_of_filter("n > 1.0", lambda text: tried_at_brokers(admin, ["denied"], text))
-    warn_of_filter(None, lambda text: tried_at_brokers(admin, topics, text))
+    topics = [f"t{number}" for number in range(SAMPLE_TOPICS_MAX + 5)]
+    log_filter_findings("n > 1.0", lambda text: try_at_brokers(admin, topics, text))
+    assert admin.asked == [(topic, SAMPLE_MESSAGES_MAX) for topic in topics[:SAMPLE_TOPICS_MAX]]
+    log_filter_findings("n > 1.0", lambda text: try_at_brokers(admin, ["denied"], text))
+    log_filter_findings(None, lambda text: try_at_brokers(admin, topics, text))
     assert "filter.sql" not in caplog.text
-    assert len(admin.asked) == TOPICS_MAX + 1
+    assert len(admin.asked) == SAMPLE_TOPICS_MAX + 1

@@ -21,24 +21,24 @@ from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter.nodes import And
 from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.model.subscription import ALL, SQL92, TAG
-from sluicemq.spark.filters import FilterPushdown, Pushed, subscription_of
-from sluicemq.spark.schema import ALL_COLUMNS, Column
+from sluicemq.spark.filters import FilterPushdown, PushedFilters, build_subscription
+from sluicemq.spark.schema import BASE_COLUMNS, Column
 
-COLUMNS = [*ALL_COLUMNS, Column("delay", "dep_delay", "int"), Column("origin", "origin", "string"),
+COLUMNS = [*BASE_COLUMNS, Column("delay", "dep_delay", "int"), Column("origin", "origin", "string"),
            Column("bad", "not-a-name", "int"), Column("key", "IN", "string")]  # fmt: skip
 
 
-def push(*asked: Any, selectors: bool = True) -> tuple[list[Any], Pushed]:
+def push(*asked: Any, selectors: bool = True) -> tuple[list[Any], PushedFilters]:
     """(left to Spark, pushed)."""
     pushdown = FilterPushdown(COLUMNS, selectors_allowed=selectors)
-    return pushdown.take_all(list(asked)), pushdown.pushed
+    return pushdown.push_all(list(asked)), pushdown.pushed
 
 
 def test_tags_are_kept_and_intersect() -> None:
     rest, pushed = push(In(("tags",), ("UA", "AA", None)), EqualTo(("tags",), "UA"))
     assert rest == []
     assert pushed.tags == {"UA"}
-    assert subscription_of("t", "UA||DL", None, pushed)[0].expression == "UA"  # type: ignore[index]
+    assert build_subscription("t", "UA||DL", None, pushed)[0].expression == "UA"  # type: ignore[index]
 
 
 @pytest.mark.parametrize("tag", ["a||b", " x", "*", ""])
@@ -87,7 +87,7 @@ def test_properties_become_a_selector() -> None:
         GreaterThanOrEqual(("delay",), 60), IsNotNull(("delay",)), In(("origin",), ("JFK", "EWR"))
     )
     assert rest == []
-    found = subscription_of("t", None, None, pushed)
+    found = build_subscription("t", None, None, pushed)
     assert found is not None
     assert found[0].kind == SQL92
     assert found[0].expression == "dep_delay >= 60 AND origin IN ('JFK', 'EWR')"
@@ -118,7 +118,7 @@ def test_not_null_alone_does_not_tell_whether_a_number_parses() -> None:
 def test_what_is_not_exact_is_left_to_spark(one: Any) -> None:
     rest, pushed = push(one)
     assert rest == [one]
-    assert pushed == Pushed()
+    assert pushed == PushedFilters()
 
 
 def test_keys_are_looked_up_and_compared_at_the_broker_where_it_can() -> None:
@@ -135,8 +135,8 @@ def test_what_was_taken_is_told_in_words() -> None:
     _, pushed = push(
         EqualTo(("tags",), "UA"), GreaterThan(("queue_offset",), 4), EqualTo(("origin",), "JFK")
     )
-    assert pushed.told() == "tags in ['UA']; queue_offset 5..; SQL92 origin = 'JFK'"
-    assert Pushed().told() == "nothing"
+    assert pushed.describe() == "tags in ['UA']; queue_offset 5..; SQL92 origin = 'JFK'"
+    assert PushedFilters().describe() == "nothing"
 
 
 def test_selectors_can_be_forbidden() -> None:
@@ -155,7 +155,7 @@ def test_a_selector_that_grows_too_long_is_left_to_spark() -> None:
 
 
 def test_tags_alone_stay_a_tag_subscription_to_be_compared_again() -> None:
-    found = subscription_of("t", "UA || AA", None, Pushed())
+    found = build_subscription("t", "UA || AA", None, PushedFilters())
     assert found is not None
     subscription, tags = found
     assert (subscription.kind, subscription.expression) == (TAG, "AA||UA")
@@ -164,7 +164,7 @@ def test_tags_alone_stay_a_tag_subscription_to_be_compared_again() -> None:
 
 
 def test_tags_join_a_selector_as_a_condition() -> None:
-    found = subscription_of("t", "UA", "a = 1 -- why", Pushed())
+    found = build_subscription("t", "UA", "a = 1 -- why", PushedFilters())
     assert found is not None
     assert found == (found[0], None)
     assert found[0].expression == "a = 1 AND TAGS IN ('UA')"
@@ -172,8 +172,8 @@ def test_tags_join_a_selector_as_a_condition() -> None:
 
 def test_conditions_are_joined_as_trees_whatever_their_texts_hold() -> None:
     """As texts, the comment and the OR would take the rest in, or leave it out."""
-    pushed = Pushed(selectors=("state = 'TX'", "(n = 1 OR n = 2)"))
-    found = subscription_of("t", None, "a > 1.0 OR b = 'x)' -- why\n", pushed)
+    pushed = PushedFilters(selectors=("state = 'TX'", "(n = 1 OR n = 2)"))
+    found = build_subscription("t", None, "a > 1.0 OR b = 'x)' -- why\n", pushed)
     assert found is not None
     joined = compile_sql92(found[0].expression).tree
     assert isinstance(joined, And)
@@ -183,29 +183,29 @@ def test_conditions_are_joined_as_trees_whatever_their_texts_hold() -> None:
 
 def test_text_behind_a_complete_selector_is_refused_with_its_place() -> None:
     """It once closed the parenthesis around it, and the pushed predicates were no more."""
-    for pushed in (Pushed(), Pushed(selectors=("state = 'TX'",))):
+    for pushed in (PushedFilters(), PushedFilters(selectors=("state = 'TX'",))):
         with pytest.raises(FilterSyntaxError, match="ends before character 17") as refused:
-            subscription_of("t", None, "latitude > 30.0 ) garbage", pushed)
+            build_subscription("t", None, "latitude > 30.0 ) garbage", pushed)
         assert refused.value.position == 16
         assert "Leave it away" in str(refused.value)
 
 
 def test_a_selector_of_the_user_alone_is_sent_as_it_is() -> None:
-    found = subscription_of("t", None, "a = 5  -- why\n", Pushed())
+    found = build_subscription("t", None, "a = 5  -- why\n", PushedFilters())
     assert found is not None
     assert found[0].expression == "a = 5  -- why\n"
 
 
 def test_no_filter_is_everything() -> None:
-    found = subscription_of("t", "*", None, Pushed())
+    found = build_subscription("t", "*", None, PushedFilters())
     assert found is not None
     assert (found[0].expression, found[1]) == (ALL, None)
 
 
 def test_tags_that_exclude_each_other_match_nothing() -> None:
-    assert subscription_of("t", "UA", None, Pushed(tags=frozenset({"AA"}))) is None
+    assert build_subscription("t", "UA", None, PushedFilters(tags=frozenset({"AA"}))) is None
 
 
 def test_a_bad_selector_of_the_user_is_an_error() -> None:
     with pytest.raises(FilterSyntaxError):
-        subscription_of("t", None, "a >", Pushed())
+        build_subscription("t", None, "a >", PushedFilters())

@@ -25,7 +25,7 @@ def fake_java(directory: Path, version: str) -> Path:
     [('openjdk version "17.0.15" 2025', 17), ('java version "1.8.0_402"', 8), ("what", 0)],
 )
 def test_versions_are_read_from_what_java_prints(text: str, version: int) -> None:
-    assert jvm.java_version(text) == version
+    assert jvm.parse_java_version(text) == version
 
 
 @pytest.mark.parametrize(("version", "good"), [("17.0.1", True), ("25", True), ("11.0.2", False)])
@@ -34,7 +34,7 @@ def test_the_machines_java_is_used_when_it_is_new_enough(
 ) -> None:
     fake_java(tmp_path, version)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    monkeypatch.setattr(jvm, "wrapped_home", lambda *_: "/made")
+    monkeypatch.setattr(jvm, "create_wrapped_java_home", lambda *_: "/made")
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     assert jvm.ensure_java() == (None if good else "/made")
     assert os.environ["JAVA_HOME"] == (str(tmp_path) if good else "/made")
@@ -63,7 +63,7 @@ def test_a_quiet_start_wraps_the_machines_java_and_no_wrapper(
     made = str(tmp_path / "made")
     assert jvm.ensure_java(made, quiet=True) is None, "a script"
     program.write_bytes(b"\x7fELF")
-    monkeypatch.setattr(jvm, "machine_java_version", lambda: 17)
+    monkeypatch.setattr(jvm, "find_java_version", lambda: 17)
     home = jvm.ensure_java(made, quiet=True)
     assert home is not None
     assert os.environ["JAVA_HOME"] == home
@@ -80,7 +80,7 @@ def test_the_wrapper_drops_one_argument_and_keeps_all_others(
     (runtime / "bin" / "java").write_text('#!/bin/sh\nfor a do echo "<$a>"; done\n')
     (runtime / "bin" / "java").chmod(0o755)
     for _ in range(2):  # the second time everything is there already
-        home = Path(jvm.wrapped_home(runtime, str(tmp_path / "made")))
+        home = Path(jvm.create_wrapped_java_home(runtime, str(tmp_path / "made")))
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-cp", "a b", "", "Main"]
     done = subprocess.run(
         [home / "bin" / "java", *arguments], capture_output=True, text=True, check=True
@@ -93,7 +93,7 @@ def test_the_wrapper_goes_to_the_users_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert jvm.cache_directory() == tmp_path / "sluicemq"
+    assert jvm.make_cache_directory() == tmp_path / "sluicemq"
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert jvm.cache_directory().is_dir()
+    assert jvm.make_cache_directory().is_dir()

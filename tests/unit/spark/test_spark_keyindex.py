@@ -10,7 +10,7 @@ from sluicemq.errors import PermissionDeniedError
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import encode_properties, encode_record
-from sluicemq.spark.sources.offsets import GAP_MAX, QueueRange, narrowed_by_keys
+from sluicemq.spark.sources.offsets import CANDIDATE_GAP_MAX, QueueRange, narrow_ranges_by_keys
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 
@@ -50,7 +50,7 @@ class FakeAdmin:
 
 
 def narrowed(admin: FakeAdmin, *keys: str) -> list[tuple[int, int, int]]:
-    found = narrowed_by_keys(admin, RANGES, frozenset(keys or ("k",)), {"a": "a:1"})  # type: ignore[arg-type]
+    found = narrow_ranges_by_keys(admin, RANGES, frozenset(keys or ("k",)), {"a": "a:1"})  # type: ignore[arg-type]
     return [(one.queue.queue_id, one.start, one.end) for one in found]
 
 
@@ -58,8 +58,12 @@ ALL = [(0, 0, 1_000_000), (1, 0, 10)]
 
 
 def test_ranges_shrink_to_the_candidates() -> None:
-    admin = FakeAdmin((0, 7), (0, 9), (0, 9 + GAP_MAX + 1), (1, 3))
-    assert narrowed(admin) == [(0, 7, 10), (0, 10 + GAP_MAX, 11 + GAP_MAX), (1, 3, 4)]
+    admin = FakeAdmin((0, 7), (0, 9), (0, 9 + CANDIDATE_GAP_MAX + 1), (1, 3))
+    assert narrowed(admin) == [
+        (0, 7, 10),
+        (0, 10 + CANDIDATE_GAP_MAX, 11 + CANDIDATE_GAP_MAX),
+        (1, 3, 4),
+    ]
     assert narrowed(FakeAdmin((1, 11), (2, 0))) == [], "outside of what is read"
     assert narrowed(FakeAdmin(code=QUERY_NOT_FOUND)) == []
 

@@ -8,12 +8,12 @@ from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.spark.sources.offsets import (
     QueueRange,
-    chosen_offsets,
-    from_checkpoint,
+    make_checkpoint,
+    parse_checkpoint,
+    resolve_offset_table,
     split_ranges,
-    to_checkpoint,
 )
-from sluicemq.spark.sources.stream import admit
+from sluicemq.spark.sources.stream import admit_offsets
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def test_a_trigger_takes_no_more_than_allowed_and_all_in_the_end(
     position = {queue: start for queue, (start, _) in queues.items()}
     latest = {queue: start + lag for queue, (start, lag) in queues.items()}
     for _ in range(10_000):
-        following = admit(position, latest, rows_max)
+        following = admit_offsets(position, latest, rows_max)
         moved = {queue: following[queue] - position[queue] for queue in position}
         assert all(step >= 0 for step in moved.values())
         if rows_max is not None:
@@ -75,39 +75,39 @@ def test_a_trigger_takes_no_more_than_allowed_and_all_in_the_end(
 
 
 def test_a_queue_never_goes_back() -> None:
-    assert admit({A0: 10}, {A0: 4}, None) == {A0: 10}
-    assert admit({A0: 10, A1: 0}, {A0: 4, A1: 8}, 3) == {A0: 10, A1: 3}
+    assert admit_offsets({A0: 10}, {A0: 4}, None) == {A0: 10}
+    assert admit_offsets({A0: 10, A1: 0}, {A0: 4, A1: 8}, 3) == {A0: 10, A1: 3}
 
 
 @given(st.dictionaries(QUEUES, st.integers(0, 2**60), max_size=6))
 @settings(max_examples=50, deadline=None)
 def test_checkpoints_give_back_the_offsets(offsets: dict[MessageQueue, int]) -> None:
-    assert from_checkpoint(to_checkpoint("t", "TAG *", offsets), "t") == offsets
+    assert parse_checkpoint(make_checkpoint("t", "TAG *", offsets), "t") == offsets
 
 
 def test_a_checkpoint_looks_as_documented() -> None:
-    assert to_checkpoint("flights", "TAG UA||AA", {B0: 7, A1: 5, A0: 120}) == {
+    assert make_checkpoint("flights", "TAG UA||AA", {B0: 7, A1: 5, A0: 120}) == {
         "version": 1, "topic": "flights", "filter": "TAG UA||AA",
         "queues": {"a": {"0": 120, "1": 5}, "b": {"0": 7}},
     }  # fmt: skip
 
 
 def test_a_checkpoint_of_another_topic_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"is of the topic 'x', the stream reads 't'"):
-        from_checkpoint(to_checkpoint("x", "TAG *", {}), "t")
+    with pytest.raises(ConfigurationError, match=r"is of the topic 'x', but the stream reads 't'"):
+        parse_checkpoint(make_checkpoint("x", "TAG *", {}), "t")
 
 
 @pytest.mark.parametrize("found", [{}, {"version": 2, "queues": {}}, {"version": 1}])
 def test_what_is_no_checkpoint_of_ours_is_refused(found: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match="checkpoint"):
-        from_checkpoint(found, "t")
+        parse_checkpoint(found, "t")
 
 
 BOUNDS = {A0: (10, 20), A1: (0, 5)}
 
 
 def test_chosen_offsets_resolve_words() -> None:
-    assert chosen_offsets({"a": {0: "earliest", 1: 3}}, BOUNDS, "o") == {A0: 10, A1: 3}
+    assert resolve_offset_table({"a": {0: "earliest", 1: 3}}, BOUNDS, "o") == {A0: 10, A1: 3}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_chosen_offsets_that_are_not_there_are_named(
     table: dict[str, dict[int, int | str]], why: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=why):
-        chosen_offsets(table, BOUNDS, "startingOffsets")
+        resolve_offset_table(table, BOUNDS, "startingOffsets")
 
 
 def test_chosen_offsets_that_retention_has_passed_are_loss(
@@ -130,7 +130,7 @@ def test_chosen_offsets_that_retention_has_passed_are_loss(
 ) -> None:
     table: dict[str, dict[int, int | str]] = {"a": {0: 7, 1: 0}}
     with pytest.raises(OffsetOutOfRangeError, match="offset 7 of a:0, which holds 10 to 20: 3 mes"):
-        chosen_offsets(table, BOUNDS, "startingOffsets")
-    found = chosen_offsets(table, BOUNDS, "startingOffsets", fail_on_data_loss=False)
+        resolve_offset_table(table, BOUNDS, "startingOffsets")
+    found = resolve_offset_table(table, BOUNDS, "startingOffsets", fail_on_data_loss=False)
     assert found == {A0: 10, A1: 0}
     assert "offsets 7 to 10 of a:0 are gone" in caplog.text

@@ -4,13 +4,13 @@ import pytest
 
 from sluicemq.client.core.names import Credentials
 from sluicemq.errors import ConfigurationError
-from sluicemq.spark.options import OPTIONS, READ, STREAM, WRITE, options_table, parse_options
+from sluicemq.spark.options import OPTIONS, READ, STREAM, WRITE, parse_options, render_options_table
 
 
 def test_names_are_found_without_case_and_by_alias() -> None:
     options = parse_options({"TOPIC": "t", "namesrv": "a:1, b:2;c:3"}, READ)
     assert options["topic"] == "t"
-    assert options.required("nameServers") == "a:1;b:2;c:3"
+    assert options.require("nameServers") == "a:1;b:2;c:3"
 
 
 def test_defaults_stand_where_nothing_is_given() -> None:
@@ -34,7 +34,7 @@ def test_what_spark_passes_along_is_no_option_of_ours() -> None:
     [("endingOffsets", STREAM), ("maxOffsetsPerTrigger", READ), ("batchMessages", READ)],
 )
 def test_an_option_of_another_use_is_refused(name: str, use: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"'{name}' does not go with a {use}"):
+    with pytest.raises(ConfigurationError, match=f"'{name}' is not supported for a {use}"):
         parse_options({name: "1" if name != "endingOffsets" else "latest"}, use)
 
 
@@ -46,7 +46,7 @@ def test_an_option_of_another_use_is_refused(name: str, use: str) -> None:
         ("failOnDataLoss", "maybe", "true or false"),
         ("badProperties", "drop", "null or fail"),
         ("startingOffsets", "newest", "earliest, latest or JSON"),
-        ("startingOffsets", '{"b": {"x": 1}}', "write a queue id"),
+        ("startingOffsets", '{"b": {"x": 1}}', "'x' is not a queue id"),
         ("startingOffsets", '{"b": {"0": -2}}', "a whole number, earliest, latest or a time"),
         ("startingTimestamp", "yesterday", "milliseconds since 1970"),
         ("topic", " ", "empty"),
@@ -105,8 +105,8 @@ def test_tag_expressions_that_mean_what_they_look_like_are_taken(text: str) -> N
         ({"startingTimestamp": "5", "startingoffsets": '{"b": {"0": 1}}'}, "given together"),
         ({"endingOffsets": "latest", "endingTimestamp": "5"}, "given together"),
         ({"securityToken": "t"}, "without 'accessKey'"),
-        ({"tls.verify": "none"}, "'tls.verify' is given, and nothing switches TLS on"),
-        ({"tls.serverName": "x", "tls.keyPassword": "p"}, "nothing switches TLS on.*tls=true"),
+        ({"tls.verify": "none"}, "'tls.verify' is given, but TLS is not switched on"),
+        ({"tls.serverName": "x", "tls.keyPassword": "p"}, "TLS is not switched on.*tls=true"),
     ],
 )
 def test_options_that_take_away_each_others_effect_are_refused(
@@ -139,5 +139,5 @@ def test_credentials_need_both_keys() -> None:
 
 
 def test_the_table_for_the_documentation_has_every_option() -> None:
-    table = options_table()
+    table = render_options_table()
     assert all(f"`{option.name}`" in table for option in OPTIONS)

@@ -19,9 +19,15 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.record import arrow
 from sluicemq.record.codec import encode_properties, encode_record
 from sluicemq.spark.options import parse_options
-from sluicemq.spark.schema import BASE, EXTRA, declared_columns, parse_columns, struct_type
+from sluicemq.spark.schema import (
+    BASE_TYPES,
+    EXTRA_TYPES,
+    declared_columns,
+    parse_columns,
+    to_spark_schema,
+)
 from sluicemq.spark.sources import reader
-from sluicemq.spark.sources.offsets import RangePartition, ReadPlan, decoding_plan
+from sluicemq.spark.sources.offsets import RangePartition, ReadPlan, make_decoding_plan
 from stored_bodies import BAD, GOOD, LIMIT
 
 HOST = encode_host(Host("127.0.0.1", 10911))
@@ -91,8 +97,8 @@ def test_small_answers_are_joined_into_one_batch() -> None:
 def test_joining_keeps_every_byte_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "BLOCK_BYTES_MIN", 4)
     chunks = [b"abcd", b"e", b"f", memoryview(b"ghijk"), b"", b"l"]
-    assert [bytes(block) for block in reader.gathered(chunks)] == [b"abcd", b"efghijk", b"l"]
-    assert list(reader.gathered([])) == []
+    assert [bytes(block) for block in reader.join_chunks(chunks)] == [b"abcd", b"efghijk", b"l"]
+    assert list(reader.join_chunks([])) == []
 
 
 def test_no_partition_no_rows() -> None:
@@ -115,7 +121,7 @@ def test_messages_that_are_gone_may_be_skipped(
     bulk: type[FakeBulk], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bulk.fails_at = 7
-    monkeypatch.setattr(reader, "_first_stored", lambda *_: 9)
+    monkeypatch.setattr(reader, "_fetch_first_offset", lambda *_: 9)
     assert offsets(plan(fail_on_data_loss=False), partition(5, 12)) == [5, 6, 9, 10, 11]
     assert "2 offsets of b:0 of 't' are gone" in caplog.text
 
@@ -150,7 +156,9 @@ def test_values_that_are_not_of_their_type_are_counted(caplog: pytest.LogCapture
 
 
 def test_values_that_are_not_of_their_type_may_be_an_error() -> None:
-    with pytest.raises(ConfigurationError, match="'n' has the value '0', which is no boolean"):
+    with pytest.raises(
+        ConfigurationError, match="'n' has the value '0', which is not a valid boolean"
+    ):
         list(reader.read_range(plan("prop:n:boolean", fail_on_bad_property=True), partition(0, 3)))
 
 
@@ -178,8 +186,8 @@ def test_no_work_a_message_between_socket_and_batch(monkeypatch: pytest.MonkeyPa
             yield chunks[self.end]
 
     monkeypatch.setattr(reader, "BulkReader", OneChunk)
-    everything = ",".join((*BASE, "prop:n:int", "prop:n:double as x", "prop:none"))
-    wanted = plan(everything, tags=None)
+    everything = ",".join((*BASE_TYPES, "prop:n:int", "prop:n:double as x", "prop:none"))
+    wanted = plan(everything, exact_tags=None)
 
     def read(count: int) -> int:
         return sum(batch.num_rows for batch in reader.read_range(wanted, partition(0, count)))
@@ -194,13 +202,13 @@ def test_no_work_a_message_between_socket_and_batch(monkeypatch: pytest.MonkeyPa
 MIXED = [*GOOD.values(), *BAD.values()]
 
 
-def stored_batch(columns: str, **options: str) -> tuple[Any, reader.Tally]:
+def stored_batch(columns: str, **options: str) -> tuple[Any, reader.ReadStatistics]:
     """What Spark gets of `MIXED` under the options."""
     parsed = parse_options(
         {"nameServers": "n:1", "topic": "t", "columns": columns, "bodyBytesMax": str(LIMIT)}
         | options
     )
-    how = decoding_plan(parsed, struct_type(declared_columns(parsed)))
+    how = make_decoding_plan(parsed, to_spark_schema(declared_columns(parsed)))
     data = b"".join(
         encode_record(
             topic="t", queue_id=0, queue_offset=offset, physical_offset=offset, body=one.raw,
@@ -209,10 +217,10 @@ def stored_batch(columns: str, **options: str) -> tuple[Any, reader.Tally]:
         )
         for offset, one in enumerate(MIXED)
     )  # fmt: skip
-    tally = reader.Tally()
-    decoder = reader.decoder_of(how, "b")
+    tally = reader.ReadStatistics()
+    decoder = reader.make_decoder(how, "b")
     queue = MessageQueue("t", "b", 0)
-    batches = [reader.finished(one, how, queue, tally) for one in decoder.decode(data)]
+    batches = [reader.finish_batch(one, how, queue, tally) for one in decoder.decode(data)]
     return pa.Table.from_batches(batches), tally
 
 
@@ -254,7 +262,11 @@ def test_texts_and_json_have_one_reason_for_both_kinds_of_bad_bodies() -> None:
 
 def test_reads_without_bodies_decode_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow, "decode_body", None)
-    for columns in ("tags", "queue_offset,prop:a", ",".join({*BASE, *EXTRA} - {"body"})):
+    for columns in (
+        "tags",
+        "queue_offset,prop:a",
+        ",".join({*BASE_TYPES, *EXTRA_TYPES} - {"body"}),
+    ):
         for rule in ("null", "fail", "raw"):
             table, _ = stored_batch(columns, badBody=rule)
             assert table.num_rows == len(MIXED)

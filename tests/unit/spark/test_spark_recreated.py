@@ -14,7 +14,7 @@ from pyspark_rocketmq import DefaultSource
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.errors import OffsetOutOfRangeError
 from sluicemq.spark import errors
-from sluicemq.spark.schema import ALL_COLUMNS, struct_type
+from sluicemq.spark.schema import BASE_COLUMNS, to_spark_schema
 from sluicemq.spark.sources import stream
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from waiting import limit
@@ -22,7 +22,7 @@ from waiting import limit
 pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
-OLD, SCHEMA = 50, struct_type(ALL_COLUMNS)
+OLD, SCHEMA = 50, to_spark_schema(BASE_COLUMNS)
 LENGTHS = (0, 1, OLD - 1, OLD, OLD + 1, 2 * OLD)
 
 
@@ -41,7 +41,7 @@ class Cluster:
 
     async def create(self, topic: str, bodies: list[bytes], queues: int = 1) -> None:
         await self.mq.admin.create_topic(topic, queues=queues)
-        self.mq.cluster.routes.forget(topic)
+        self.mq.cluster.routes.expire(topic)
         for body in bodies:
             await self.mq.send(topic, body)
 
@@ -61,8 +61,10 @@ class Cluster:
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Streams are stopped, as Spark does it."""
     made: list[Any] = []
-    make = stream.stream_reader
-    monkeypatch.setattr(stream, "stream_reader", lambda *of: made.append(make(*of)) or made[-1])
+    make = stream.create_stream_reader
+    monkeypatch.setattr(
+        stream, "create_stream_reader", lambda *of: made.append(make(*of)) or made[-1]
+    )
     yield
     for reader in made:
         reader.stop()
@@ -179,10 +181,10 @@ async def test_a_stream_whose_topic_is_created_again(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sluicemq.spark.sources.identity.PROOF_PERIOD_S", 0.0)
+    monkeypatch.setattr("sluicemq.spark.sources.identity.CHECK_PERIOD_S", 0.0)
 
     def made(**more: str) -> Any:
-        return stream.stream_reader(cluster.options(**more), SCHEMA)
+        return stream.create_stream_reader(cluster.options(**more), SCHEMA)
 
     strict, loose = made(), made(failOnDataLoss="false")
     begin = await blocking(strict.initialOffset)
@@ -211,8 +213,8 @@ async def test_a_stream_whose_topic_is_created_again(
 async def test_a_micro_batch_whose_topic_is_created_again_before_it_is_read(
     cluster: Cluster,
 ) -> None:
-    strict = stream.stream_reader(cluster.options(), SCHEMA)
-    loose = stream.stream_reader(cluster.options(failOnDataLoss="false"), SCHEMA)
+    strict = stream.create_stream_reader(cluster.options(), SCHEMA)
+    loose = stream.create_stream_reader(cluster.options(failOnDataLoss="false"), SCHEMA)
     begin = await blocking(strict.initialOffset)
     end = await blocking(advanced, loose, begin)
     planned = await blocking(loose.partitions, begin, end)
@@ -228,12 +230,12 @@ async def test_a_group_of_the_job_that_has_a_reset_before_it_does_not_stop_the_j
     """A SluiceMQ broker resets groups with offsets when a topic is created again; what a batch
     reads is given by its plan."""
     options = cluster.options(group="job")
-    reader = stream.stream_reader(options, SCHEMA)
+    reader = stream.create_stream_reader(options, SCHEMA)
     end, _ = await blocking(micro_batch, reader, await blocking(reader.initialOffset))
     await blocking(reader.commit, end)
     await cluster.recreate(OLD)
     resets = cluster.mq.servers.broker.core.offsets.resets
-    assert resets.blocks("job", "t", 0)
+    assert resets.blocks_commits("job", "t", 0)
     batch = DefaultSource(options | {"startingOffsets": '{"broker-a": {"0": 20}}'}).reader(SCHEMA)
     planned = await blocking(batch.partitions)
     assert await blocking(bodies, batch, planned) == cluster.new[20:]
@@ -243,8 +245,8 @@ async def test_the_bulk_reader_gives_up_on_a_broker_that_resets_for_ever(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = cluster.mq.servers.broker.core
-    core.offsets.resets.put("job", "t", 0, 5)
-    monkeypatch.setattr(core.offsets.resets.__class__, "tell", lambda *_, **__: 5)
+    core.offsets.resets.add("job", "t", 0, 5)
+    monkeypatch.setattr(core.offsets.resets.__class__, "redirect", lambda *_, **__: 5)
     reader = BulkReader(
         cluster.mq.servers.broker.address, "t", 0, 20, 30, group="job", timeout_s=5.0
     )

@@ -7,25 +7,25 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from sluicemq.errors import ConfigurationError
 from sluicemq.record.arrow import COLUMNS
 from sluicemq.spark.schema import (
-    ALL_COLUMNS,
-    BASE,
-    PROMOTED,
+    BASE_COLUMNS,
+    BASE_TYPES,
+    PROPERTY_TYPES,
     Column,
-    columns_of,
     parse_columns,
-    struct_type,
+    resolve_schema,
+    to_spark_schema,
 )
-from sluicemq.spark.sources.reader import ARROW_TYPES
+from sluicemq.spark.sources.conversion import ARROW_TYPES
 
 
 def test_the_whole_schema_is_exactly_what_the_decoder_makes() -> None:
-    wanted = to_arrow_schema(struct_type(ALL_COLUMNS), timezone="UTC")
+    wanted = to_arrow_schema(to_spark_schema(BASE_COLUMNS), timezone="UTC")
     assert {field.name: field.type for field in wanted} == COLUMNS
-    assert wanted.names == list(COLUMNS) == list(BASE)
+    assert wanted.names == list(COLUMNS) == list(BASE_TYPES)
 
 
 def test_promoted_types_are_exactly_what_the_typed_columns_have() -> None:
-    fields = [StructField(name, data_type) for name, data_type in PROMOTED.items()]
+    fields = [StructField(name, data_type) for name, data_type in PROPERTY_TYPES.items()]
     wanted = to_arrow_schema(StructType(fields), timezone="UTC")
     assert {field.name: field.type for field in wanted} == ARROW_TYPES
 
@@ -50,7 +50,7 @@ def test_items_are_columns_and_properties_in_order() -> None:
         ("topic,prop:x:integre", "'integre' in 'prop:x:integre' is not a type"),
         ("prop:x:int:y", "not a column"),
         ("topic,Topic", "'Topic'"),
-        ("prop:x:int,prop:x:string", "'x' is there twice"),
+        ("prop:x:int,prop:x:string", "'x' occurs twice"),
         ("body:string", "not a column"),
         ("prop:", "not a column"),
     ],
@@ -69,7 +69,7 @@ def test_a_schema_of_the_user_promotes_what_is_no_column() -> None:
         ]
     )
     declared = parse_columns("prop:origin as place")
-    assert columns_of(schema, declared) == (
+    assert resolve_schema(schema, declared) == (
         Column("queue_offset", None, "bigint"),
         Column("distance", "distance", "int"),
         Column("place", "origin", "string"),
@@ -77,7 +77,7 @@ def test_a_schema_of_the_user_promotes_what_is_no_column() -> None:
 
 
 def test_a_schema_of_another_type_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"'queue_offset'.*'int'.*It is 'bigint'"):
-        columns_of(StructType([StructField("queue_offset", IntegerType())]), ())
-    with pytest.raises(ConfigurationError, match=r"'when'.*'timestamp'.*can be string, int"):
-        columns_of(StructType([StructField("when", BASE["born_time"])]), ())
+    with pytest.raises(ConfigurationError, match=r"'queue_offset'.*'int'.*Use the type 'bigint'"):
+        resolve_schema(StructType([StructField("queue_offset", IntegerType())]), ())
+    with pytest.raises(ConfigurationError, match=r"'when'.*'timestamp'.*Use one of string, int"):
+        resolve_schema(StructType([StructField("when", BASE_TYPES["born_time"])]), ())

@@ -15,20 +15,20 @@ class Terminal(io.StringIO):
 
 
 def test_a_start_that_takes_long_is_said_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(session, "MESSAGE_DELAY_S", 0.0)
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
-    with session._told():
+    with session._start_message():
         wait_for(lambda: "starting Spark…" in screen.getvalue())
     assert screen.getvalue().endswith("\r\x1b[K"), "the line is gone"
 
 
 def test_a_quick_start_is_not_said_nor_any_to_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
-    with session._told():
+    with session._start_message():
         pass
     assert "Spark" not in screen.getvalue()
-    monkeypatch.setattr(session, "TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(session, "MESSAGE_DELAY_S", 0.0)
     monkeypatch.setattr(sys, "stderr", file := io.StringIO())
-    with session._told():
+    with session._start_message():
         pass
     assert file.getvalue() == ""

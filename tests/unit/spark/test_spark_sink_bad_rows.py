@@ -13,16 +13,16 @@ from sluicemq.client.core.requests import SendResult, SendStatus
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_batch
-from sluicemq.spark import senders as sink_bad_rows
+from sluicemq.spark import bad_rows
+from sluicemq.spark.bad_rows import BadRowHandler
 from sluicemq.spark.options import WRITE, parse_options
-from sluicemq.spark.rows import RowError, encoded
+from sluicemq.spark.rows import RowError, encode_rows
 from sluicemq.spark.senders import (
     DirectSender,
-    Lane,
-    Rows,
-    RowSorter,
+    PreparedRows,
+    SendThread,
     StagingSender,
-    Task,
+    TaskAttempt,
     send_all,
 )
 
@@ -41,7 +41,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"keys": "a\x01b"}, "keys", "U+0001"),
     ({"to": None}, "to", "has no topic"),
     ({"to": "no such name"}, "to", "contains ' '"),
-    ({"to": "SCHEDULE_TOPIC_XXXX"}, "to", "belongs to the broker"),
+    ({"to": "SCHEDULE_TOPIC_XXXX"}, "to", "is reserved for the broker"),
     ({"properties": [("a", "")]}, "properties", "'a' has an empty value"),
     ({"properties": [("DELAY", "3")]}, "properties", "reserved"),
     ({"properties": [("a", "x\x02")]}, "properties", "U+0002"),
@@ -56,36 +56,36 @@ class Sender:
     """What a sorter asks of one."""
 
     def __init__(self) -> None:
-        self.refused: list[Any] = []
-        self.lane = Lane()
+        self.refused_rows: list[Any] = []
+        self.send_thread = SendThread()
 
-    def added_bytes(self, _: str) -> int:
+    def added_property_bytes_max(self, _: str) -> int:
         return 64
 
 
 def sorted_rows(
     rows: Sequence[dict[str, Any]], policy: str, sizes: Sequence[int] = ()
-) -> tuple[RowSorter, list[Rows]]:
+) -> tuple[BadRowHandler, list[PreparedRows]]:
     """The rows in batches of these sizes (default: one)."""
     sender: Any = Sender()
-    sorter = RowSorter(ROLES, None, policy, sender)
+    sorter = BadRowHandler(ROLES, None, policy, sender)
     table = pa.Table.from_pylist([GOOD | row for row in rows], SCHEMA)
     batches, start = [], 0
     for size in sizes or (len(rows),):
         batches += table.slice(start, size).combine_chunks().to_batches()
         start += size
-    return sorter, list(sorter.rows(iter(batches)))
+    return sorter, list(sorter.prepare_rows(iter(batches)))
 
 
-def bodies(found: Sequence[Rows]) -> list[bytes]:
+def bodies(found: Sequence[PreparedRows]) -> list[bytes]:
     return [body for one in found for body in one.bodies.to_pylist()]
 
 
-def messages(rows: Rows) -> list[tuple[bytes, dict[str, str]]]:
-    made = encoded(rows.bodies, rows.properties)
+def messages(rows: PreparedRows) -> list[tuple[bytes, dict[str, str]]]:
+    made = encode_rows(rows.bodies, rows.properties)
     return [
         (bytes(body), dict(p.split("\x01") for p in bytes(texts).decode().split("\x02") if p))
-        for _, body, texts, _ in decode_batch(made.request(0, len(made)))
+        for _, body, texts, _ in decode_batch(made.request_body(0, len(made)))
     ]
 
 
@@ -113,14 +113,14 @@ def test_random_bad_rows_are_left_out_and_the_others_keep_their_order() -> None:
             rows[index] |= draw.choice([row for row, column, _ in BAD if column != "value"])
         sorter, found = sorted_rows(rows, "skip", (20, 30))
         assert bodies(found) == [b"%d" % index for index in range(50) if index not in bad]
-        assert (sorter.count, sorter.bad) == (50, len(bad))
+        assert (sorter.row_count, sorter.bad_count) == (50, len(bad))
 
 
 def test_bad_rows_are_in_the_log_the_first_of_them_one_by_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sorted_rows([{"tag": "a|b"}] * 30, "skip", (3, 27))
-    told = [one.getMessage() for one in caplog.records if one.name == sink_bad_rows.__name__]
+    told = [one.getMessage() for one in caplog.records if one.name == bad_rows.__name__]
     assert [line.partition(",")[0] for line in told] == [f"row {number}" for number in range(1, 6)]
 
 
@@ -153,7 +153,7 @@ def test_null_is_no_property_and_an_empty_one_is_no_null() -> None:
 
 @pytest.mark.parametrize("wrong", ["maybe", "topic:", "topic:a b", "skip:x", ""])
 def test_what_the_option_may_be_is_said(wrong: str) -> None:
-    with pytest.raises(Exception, match="'badRows' is"):
+    with pytest.raises(Exception, match="'badRows' has an invalid value"):
         parse_options({"badRows": wrong}, WRITE)
     assert parse_options({"badRows": "TOPIC: bad"}, WRITE)["badRows"] == "topic:bad"
     assert parse_options({"badRows": "Skip"}, WRITE)["badRows"] == "skip"
@@ -176,18 +176,18 @@ class Picky:
         return SendResult(SendStatus.OK, "id", "", queue or MessageQueue(topic, "a", 0), 0, None)
 
 
-def sent(policy: str, staging: bool) -> tuple[Picky, RowSorter]:
+def sent(policy: str, staging: bool) -> tuple[Picky, BadRowHandler]:
     producer: Any = Picky()
     sender = (
-        StagingSender(producer, 100, Task("q", 1, 0, 0), ("a",)) if staging
+        StagingSender(producer, 100, TaskAttempt("q", 1, 0, 0), ("a",)) if staging
         else DirectSender(producer, 100)
     )  # fmt: skip
     roles = {"body": "value", "keys": "keys"}
-    sorter = RowSorter(roles, "T", policy, sender)
+    sorter = BadRowHandler(roles, "T", policy, sender)
     rows = [GOOD | {"value": b"bad" if n in (3, 17) else b"%d" % n, "keys": f"k{n}"}
             for n in range(20)]  # fmt: skip
     batch = pa.RecordBatch.from_pylist(rows, SCHEMA).select(["value", "keys"])
-    send_all(sorter.rows(iter([batch])), sender)
+    send_all(sorter.prepare_rows(iter([batch])), sender)
     return producer, sorter
 
 
@@ -198,30 +198,30 @@ def test_what_a_broker_calls_illegal_is_a_bad_row_too(staging: bool) -> None:
     good = [b"%d" % number for number in range(20) if number not in (3, 17)]
     producer, sorter = sent("skip", staging)
     assert [body for _, body in producer.stored] == good, "in order, in smaller requests"
-    assert sorter.bad == 2
+    assert sorter.bad_count == 2
 
 
 def test_bad_rows_of_a_broker_are_kept_as_well() -> None:
     producer, sorter = sent("topic:kept", staging=False)
     kept = [json.loads(body) for topic, body in producer.stored if topic == "kept"]
     assert kept == [{"value": "YmFk", "keys": "k3"}, {"value": "YmFk", "keys": "k17"}]
-    assert (len(producer.stored), sorter.bad) == (20, 2)
+    assert (len(producer.stored), sorter.bad_count) == (20, 2)
 
 
 @pytest.mark.parametrize(
     "error", [ValueError("x"), StopIteration(), GeneratorExit(), SystemExit(1)], ids=repr
 )
 def test_whatever_ends_the_thread_that_sends_comes_out_of_its_lane(error: BaseException) -> None:
-    lane = Lane()
+    lane = SendThread()
 
     def fail() -> None:
         raise error
 
-    lane.send(fail)
+    lane.submit(fail)
     with pytest.raises(type(error)):
-        lane.wait()
+        lane.flush()
     sent: list[int] = []
-    lane.send(lambda: sent.append(1))
-    lane.wait()
+    lane.submit(lambda: sent.append(1))
+    lane.flush()
     assert sent == [1], "the thread is still there"
     lane.close()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import ConfigurationError, RequestError
-from sluicemq.spark.source import brokers_with_epochs, checked_query
+from sluicemq.spark.source import find_staging_brokers, validate_query_id
 from sluicemq.wire.frames import Command
 
 
@@ -25,7 +25,7 @@ class Cluster:
 
 def asked(**codes: int) -> tuple[str, ...]:
     cluster: Any = Cluster(**codes)
-    return brokers_with_epochs(cluster)
+    return find_staging_brokers(cluster)
 
 
 def test_all_masters_with_epochs_can_stage() -> None:
@@ -46,7 +46,7 @@ def test_any_other_refusal_is_an_error() -> None:
 
 
 def test_a_query_id_that_no_stage_can_hold_is_refused() -> None:
-    assert checked_query(None) is None
-    assert checked_query("job-7 of 2026-11-21") == "job-7 of 2026-11-21"
+    assert validate_query_id(None) is None
+    assert validate_query_id("job-7 of 2026-11-21") == "job-7 of 2026-11-21"
     with pytest.raises(ConfigurationError, match="is no query id"):
-        checked_query("a/b")
+        validate_query_id("a/b")

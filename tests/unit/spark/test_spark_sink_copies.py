@@ -9,22 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicemq.client.core.messages import Outgoing
+from sluicemq.client.core.messages import OutgoingMessage
 from sluicemq.client.core.requests import SendResult, SendStatus
 from sluicemq.errors import ConfigurationError, RouteNotFoundError
 from sluicemq.model.properties import RESERVED, is_copied
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import as_dict, decode_batch
-from sluicemq.spark.rows import as_new, encoded, flag_column, property_column
-from sluicemq.spark.schema import SET_FOR_ALL
+from sluicemq.spark.rows import (
+    adapt_replayed_columns,
+    convert_flags,
+    encode_properties,
+    encode_rows,
+)
+from sluicemq.spark.schema import AUTOMATIC_PROPERTIES
 from sluicemq.spark.senders import (
     DEDUP_PROPERTY,
+    Destination,
     DirectSender,
-    Place,
-    Rows,
+    PreparedRows,
     StagingSender,
-    Task,
-    queue_with_id,
+    TaskAttempt,
+    select_queue_by_id,
     send_all,
 )
 from sluicemq.wire.staging import STAGE_PROPERTY, Owner, Stage, parse_stage
@@ -72,8 +77,8 @@ LEFT_OUT = sorted({*RESERVED} - {*COPIED, *COLUMNS_OF_THEIR_OWN, *REQUESTS})
 def written(*rows: Mapping[str, str | None] | None, **columns: Any) -> list[dict[str, str]]:
     """The properties of the messages that rows with these maps become."""
     maps = pa.array([None if row is None else list(row.items()) for row in rows], MAP)
-    values, _ = as_new({"properties": maps, **columns}, NOW_MS)
-    found = property_column(values, len(rows)).to_pylist()
+    values, _ = adapt_replayed_columns({"properties": maps, **columns}, NOW_MS)
+    found = encode_properties(values, len(rows)).to_pylist()
     made = [as_dict(one.decode()) for one in found]
     for one in made:
         assert one.pop("WAIT") == "true"
@@ -91,7 +96,7 @@ def test_what_the_first_delivery_needed_is_left_out_and_named(name: str) -> None
     rows = [{"own": "1", name: "x"}, {"own": "2"}, None]
     maps = pa.array([None if row is None else list(row.items()) for row in rows], MAP)
     assert written(*rows) == [{"own": "1"}, {"own": "2"}, {}]
-    assert as_new({"properties": maps}, NOW_MS)[1] == {name}
+    assert adapt_replayed_columns({"properties": maps}, NOW_MS)[1] == {name}
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -124,7 +129,7 @@ def test_a_request_for_nothing_is_left_out(name: str, value: str) -> None:
         ("TIMER_DELAY_MS", "5", "delay_ms"),
         ("TIMER_DELIVER_MS", str(NOW_MS + 1), "deliver_at"),
         ("TIMER_DELIVER_MS", "soon", "deliver_at"),
-        ("TRAN_MSG", "true", "Leave the property out"),
+        ("TRAN_MSG", "true", "Remove the property"),
     ],
 )
 def test_a_request_that_was_not_carried_out_is_refused(name: str, value: str, column: str) -> None:
@@ -193,15 +198,15 @@ def test_columns_say_what_the_rules_say_row_by_row(
 def test_slices_are_taken_as_they_are() -> None:
     rows = [{"n": str(number), "DELAY": "1", "REAL_TOPIC": "T"} for number in range(6)]
     whole = pa.array([list(row.items()) for row in rows], MAP)
-    values, _ = as_new({"properties": whole[2:4]}, NOW_MS)
+    values, _ = adapt_replayed_columns({"properties": whole[2:4]}, NOW_MS)
     assert values["properties"].to_pylist() == [[("n", "2")], [("n", "3")]]
 
 
 def test_properties_that_need_no_look_are_the_same_column() -> None:
     column = pa.array([[("a", "1")], None], MAP)
     values = {"properties": column}
-    assert as_new(values, NOW_MS) == (values, frozenset())
-    assert {*COLUMNS_OF_THEIR_OWN} >= SET_FOR_ALL
+    assert adapt_replayed_columns(values, NOW_MS) == (values, frozenset())
+    assert {*COLUMNS_OF_THEIR_OWN} >= AUTOMATIC_PROPERTIES
 
 
 QUEUES = [MessageQueue("T", f"broker-{name}", number) for name in "abc" for number in range(2)]
@@ -211,26 +216,30 @@ QUEUES = [MessageQueue("T", f"broker-{name}", number) for name in "abc" for numb
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_row_goes_to_the_queue_of_its_own_broker(broker: str, number: int) -> None:
     expected = MessageQueue("T", broker, number)
-    assert queue_with_id(QUEUES, Place("T", number, None, broker)) == expected
+    assert select_queue_by_id(QUEUES, Destination("T", number, None, broker)) == expected
 
 
 def test_rows_of_a_broker_of_another_cluster_stay_together_and_do_not_all_go_to_one() -> None:
     brokers = [f"other-{number}" for number in range(30)]
-    found = [queue_with_id(QUEUES, Place("T", 1, None, it)).broker for it in brokers]
-    assert found == [queue_with_id(QUEUES, Place("T", 1, None, it)).broker for it in brokers]
+    found = [select_queue_by_id(QUEUES, Destination("T", 1, None, it)).broker for it in brokers]
+    assert found == [
+        select_queue_by_id(QUEUES, Destination("T", 1, None, it)).broker for it in brokers
+    ]
     assert set(found) == {"broker-a", "broker-b", "broker-c"}
-    assert queue_with_id(QUEUES, Place("T", 1)).broker == "broker-a"
-    with pytest.raises(RouteNotFoundError, match=r"has no queue 7.*It has 0, 1"):
-        queue_with_id(QUEUES, Place("T", 7, None, "broker-a"))
+    assert select_queue_by_id(QUEUES, Destination("T", 1)).broker == "broker-a"
+    with pytest.raises(
+        RouteNotFoundError, match=r"has no writable queue 7.*writable queues are: 0, 1"
+    ):
+        select_queue_by_id(QUEUES, Destination("T", 7, None, "broker-a"))
 
 
 def test_flags_are_those_of_the_column() -> None:
-    flags = flag_column(pa.array([1, None, -2147483648], pa.int64()))
-    made = encoded(pa.array([b"a", b"b", b""]), pa.array([b"", b"", b""]), flags=flags)
-    found = [(flag, bytes(body)) for flag, body, _, _ in decode_batch(made.request(0, 3))]
+    flags = convert_flags(pa.array([1, None, -2147483648], pa.int64()))
+    made = encode_rows(pa.array([b"a", b"b", b""]), pa.array([b"", b"", b""]), flags=flags)
+    found = [(flag, bytes(body)) for flag, body, _, _ in decode_batch(made.request_body(0, 3))]
     assert found == [(1, b"a"), (0, b"b"), (-2147483648, b"")]
     with pytest.raises(ConfigurationError, match="32 bits"):
-        flag_column(pa.array([1 << 31], pa.int64()))
+        convert_flags(pa.array([1 << 31], pa.int64()))
 
 
 class Producer:
@@ -239,13 +248,15 @@ class Producer:
     timeout_ms = 1000
 
     def __init__(self) -> None:
-        self.alone: list[tuple[Outgoing, MessageQueue | None]] = []
+        self.alone: list[tuple[OutgoingMessage, MessageQueue | None]] = []
         self.batches: list[bytes] = []
 
     def write_queues(self, topic: str) -> list[MessageQueue]:
         return [queue for queue in QUEUES if queue.topic == topic]
 
-    def send_outgoing(self, outgoing: Outgoing, *, queue: MessageQueue | None = None) -> SendResult:
+    def send_outgoing(
+        self, outgoing: OutgoingMessage, *, queue: MessageQueue | None = None
+    ) -> SendResult:
         self.alone.append((outgoing, queue))
         return self._result(queue)
 
@@ -262,10 +273,10 @@ class Producer:
 def sent(sender: Any, **columns: Any) -> None:
     batch = pa.record_batch(columns)
     try:
-        sender.send(Rows(batch, {name: name for name in columns}, "T"))
-        sender.lane.wait()
+        sender.send(PreparedRows(batch, {name: name for name in columns}, "T"))
+        sender.send_thread.flush()
     finally:
-        sender.lane.close()
+        sender.send_thread.close()
 
 
 def test_a_delayed_row_keeps_everything_that_another_row_has() -> None:
@@ -301,7 +312,7 @@ def test_a_row_that_is_too_large_for_a_batch_goes_alone() -> None:
     body = b"x" * (4 << 20)
     for sender_of in (
         lambda producer: DirectSender(producer, 10),
-        lambda producer: StagingSender(producer, 10, Task("q", 1, 0, 0), ("broker-a",)),
+        lambda producer: StagingSender(producer, 10, TaskAttempt("q", 1, 0, 0), ("broker-a",)),
     ):
         producer: Any = Producer()
         sent(
@@ -322,10 +333,10 @@ def properties_of(batch: bytes) -> list[dict[str, str]]:
 def test_each_row_of_a_task_has_its_own_key_and_the_same_one_when_the_task_runs_again() -> None:
     def keys(attempt: int) -> list[str]:
         producer: Any = Producer()
-        sender = DirectSender(producer, 10, Task("q", 3, 1, attempt))
+        sender = DirectSender(producer, 10, TaskAttempt("q", 3, 1, attempt))
         columns = [{"body": pa.array([b"a", b"b"])}, {"body": pa.array([b"c", b"d", b"e"])}]
         batches = [pa.record_batch(column) for column in columns]
-        send_all((Rows(one, {"body": "body"}, "T") for one in batches), sender)
+        send_all((PreparedRows(one, {"body": "body"}, "T") for one in batches), sender)
         return [one[DEDUP_PROPERTY] for batch in producer.batches for one in properties_of(batch)]
 
     assert keys(attempt=0) == [f"q/3/1/{number}" for number in range(5)]
@@ -334,7 +345,7 @@ def test_each_row_of_a_task_has_its_own_key_and_the_same_one_when_the_task_runs_
 
 def test_a_staged_row_says_its_topic_its_queue_and_its_delay() -> None:
     producer: Any = Producer()
-    task = Task("q", 3, 1, 0)
+    task = TaskAttempt("q", 3, 1, 0)
     sent(
         StagingSender(producer, 10, task, ("broker-a", "broker-b", "broker-c")),
         body=pa.array([b"a", b"b", b"c"]),

@@ -6,20 +6,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sluicemq.client.core.messages import prepare
+from sluicemq.client.core.messages import make_outgoing
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import Message
 from sluicemq.record.codec import decode_batch
 from sluicemq.spark.rows import (
     UniqueIdColumns,
-    batches_of,
-    body_column,
-    delay_column,
-    encoded,
-    id_column,
-    property_column,
+    convert_bodies,
+    encode_delays,
+    encode_ids,
+    encode_properties,
+    encode_rows,
+    split_batch,
 )
-from sluicemq.spark.senders import Rows
+from sluicemq.spark.senders import PreparedRows
 
 MAP = pa.map_(pa.string(), pa.string())
 KEYS = pa.list_(pa.field("element", pa.string(), nullable=False))
@@ -51,8 +51,10 @@ def parsed(properties: bytes) -> dict[str, str]:
 
 
 def by_columns(values: dict[str, Any]) -> list[tuple[bytes, dict[str, str]]]:
-    made = encoded(body_column(values["body"]), property_column(values, len(values["body"])))
-    batch = decode_batch(made.request(0, len(made)))
+    made = encode_rows(
+        convert_bodies(values["body"]), encode_properties(values, len(values["body"]))
+    )
+    batch = decode_batch(made.request_body(0, len(made)))
     return [(bytes(body), parsed(properties)) for _, body, properties, _ in batch]
 
 
@@ -63,7 +65,7 @@ def by_messages(rows: list[dict[str, Any]]) -> list[tuple[bytes, dict[str, str]]
             "T", row["body"], row["tags"] or None, tuple(row["keys"] or ()),
             {name: text for name, text in (row["properties"] or {}).items() if text is not None},
         )  # fmt: skip
-        properties = parsed(prepare(message, "ID", compress_from_bytes=0).properties.encode())
+        properties = parsed(make_outgoing(message, "ID", compress_from_bytes=0).properties.encode())
         del properties["UNIQ_KEY"]
         found.append((row["body"], properties))
     return found
@@ -142,18 +144,18 @@ EVERY_ROLE: dict[str, tuple[pa.DataType, list[Any]]] = {
 def made_of(columns: dict[str, Any]) -> tuple[Any, ...]:
     """Everything that a sender takes from the rows of a batch."""
     roles = {name: name for name in columns}
-    rows = Rows(pa.record_batch(columns), roles, None if "topic" in roles else "T")
+    rows = PreparedRows(pa.record_batch(columns), roles, None if "topic" in roles else "T")
     rows.check_sizes(64)
-    ids = rows.ids if rows.ids is not None else pa.array([f"ID{n}" for n in range(rows.count)])
-    made = encoded(
-        rows.bodies, id_column(ids, UniqueIdColumns(), rows.count), rows.properties,
+    ids = rows.ids if rows.ids is not None else pa.array([f"ID{n}" for n in range(rows.row_count)])
+    made = encode_rows(
+        rows.bodies, encode_ids(ids, UniqueIdColumns(), rows.row_count), rows.properties,
         flags=rows.flags,
     )  # fmt: skip
     delays = None if rows.delays is None else rows.delays.to_pylist()
     return (
-        bytes(made.request(0, len(made))),
-        bytes(made.bodies(0, len(made))),
-        rows.places(),
+        bytes(made.request_body(0, len(made))),
+        bytes(made.message_bodies(0, len(made))),
+        rows.list_destinations(),
         delays,
     )
 
@@ -171,12 +173,12 @@ def test_columns_with_64_bit_offsets_make_the_same_messages(role: str) -> None:
 
 def test_a_batch_beyond_32_bit_offsets_is_taken_in_parts() -> None:
     batch = pa.record_batch({"body": [b"%03d" % n * 100 for n in range(40)]})
-    parts = list(batches_of(batch, 2_000))
+    parts = list(split_batch(batch, 2_000))
     assert [row for part in parts for row in part.to_pylist()] == batch.to_pylist()
     assert all(part.nbytes <= 2_000 for part in parts)
-    assert list(batches_of(batch)) == [batch]
-    assert [part.num_rows for part in batches_of(batch.slice(3, 2), 1)] == [1, 1], "never none"
-    assert [part.num_rows for part in batches_of(batch.slice(0, 0), 1)] == [0]
+    assert list(split_batch(batch)) == [batch]
+    assert [part.num_rows for part in split_batch(batch.slice(3, 2), 1)] == [1, 1], "never none"
+    assert [part.num_rows for part in split_batch(batch.slice(0, 0), 1)] == [0]
 
 
 def test_slices_of_columns_are_taken_as_slices() -> None:
@@ -212,16 +214,20 @@ def test_what_no_message_may_have_is_refused(column: str, value: Any, text: str)
 def test_requests_hold_as_many_rows_as_fit_and_a_larger_row_alone() -> None:
     bodies = pa.array([b"x" * size for size in (10, 10, 500, 10, 10, 10)], pa.binary())
     properties = pa.array([b""] * 6, pa.binary())
-    made = encoded(bodies, properties)
-    assert list(made.runs(2, 200)) == [(0, 2), (2, 3), (3, 5), (5, 6)]
-    rows = [body for run in made.runs(2, 200) for _, body, _, _ in decode_batch(made.request(*run))]
+    made = encode_rows(bodies, properties)
+    assert list(made.split_requests(2, 200)) == [(0, 2), (2, 3), (3, 5), (5, 6)]
+    rows = [
+        body
+        for run in made.split_requests(2, 200)
+        for _, body, _, _ in decode_batch(made.request_body(*run))
+    ]
     assert [bytes(body) for body in rows] == bodies.to_pylist()
-    assert bytes(made.bodies(1, 3)) == b"x" * 510
+    assert bytes(made.message_bodies(1, 3)) == b"x" * 510
 
 
 def test_ids_differ_over_many_batches() -> None:
     ids = UniqueIdColumns()
-    found = [one for count in (3, 65_536, 70_000, 1) for one in ids.take(count).to_pylist()]
+    found = [one for count in (3, 65_536, 70_000, 1) for one in ids.generate(count).to_pylist()]
     assert len(set(found)) == len(found) == 135_540
     assert found[0].startswith(b"UNIQ_KEY\x01")
     assert len(found[0]) == len(b"UNIQ_KEY\x01\x02") + 32
@@ -235,9 +241,9 @@ def test_a_delay_is_a_level_a_time_from_now_or_a_time() -> None:
         "deliver_at": pa.array([None, None, moment, None], pa.timestamp("us", tz="UTC")),
     }
     expected = ["L3", "M500", f"T{int(moment.timestamp() * 1000)}", None]
-    assert delay_column(values).to_pylist() == expected
-    assert delay_column({"delay_level": pa.array([0, None], pa.int32())}) is None
+    assert encode_delays(values).to_pylist() == expected
+    assert encode_delays({"delay_level": pa.array([0, None], pa.int32())}) is None
     with pytest.raises(ConfigurationError, match="more than one way"):
-        delay_column({"delay_level": pa.array([1]), "delay_ms": pa.array([1])})
+        encode_delays({"delay_level": pa.array([1]), "delay_ms": pa.array([1])})
     with pytest.raises(ConfigurationError, match="negative"):
-        delay_column({"delay_ms": pa.array([-1])})
+        encode_delays({"delay_ms": pa.array([-1])})

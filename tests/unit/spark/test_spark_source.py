@@ -21,8 +21,8 @@ from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError, RouteNotF
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
 from sluicemq.spark import errors, session, source
-from sluicemq.spark.filters import predicates_of
-from sluicemq.spark.schema import parse_columns, struct_type
+from sluicemq.spark.filters import parse_predicates
+from sluicemq.spark.schema import parse_columns, to_spark_schema
 from sluicemq.spark.sources import identity
 from sluicemq.spark.sources import offsets as cluster
 
@@ -61,7 +61,7 @@ class FakeAdmin:
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "open_admin", lambda _: FakeAdmin())
     monkeypatch.setattr(source, "check_selector", lambda *_: None)
-    monkeypatch.setattr(source, "evaluates_selectors", lambda *_: True)
+    monkeypatch.setattr(source, "can_evaluate_selectors", lambda *_: True)
     monkeypatch.setattr(
         identity, "fetch_store_time", lambda _admin, _group, _queue, offset: 1000 + offset
     )
@@ -75,7 +75,7 @@ def reader(*predicates: dict[str, Any], **options: str) -> Any:
     if predicates:
         given["predicates"] = json.dumps(predicates)
     made: DataSource = DefaultSource(given)
-    return made.reader(struct_type(parse_columns(given.get("columns"))))
+    return made.reader(to_spark_schema(parse_columns(given.get("columns"))))
 
 
 def on(column: str, kind: str, value: Any) -> dict[str, Any]:
@@ -92,11 +92,11 @@ def test_the_name_is_rocketmq() -> None:
 
 def test_the_subscription_is_there_before_partitions_are_asked_for() -> None:
     tagged = pickle.loads(pickle.dumps(reader(filter__tags="UA||AA")))
-    assert (tagged.plan.subscription.kind, tagged.plan.tags) == (TAG, {"UA", "AA"})
+    assert (tagged.plan.subscription.kind, tagged.plan.exact_tags) == (TAG, {"UA", "AA"})
     pushing = reader(
         on("delay", "GreaterThan", 5), on("tags", "EqualTo", "UA"), columns="tags,prop:delay:int"
     )
-    assert pushing.left == []
+    assert pushing.remaining_predicates == []
     pickled = pickle.loads(pickle.dumps(pushing))
     assert pickled.plan.subscription.kind == SQL92
     assert pickled.plan.subscription.expression == "delay > 5 AND TAGS IN ('UA')"
@@ -104,7 +104,7 @@ def test_the_subscription_is_there_before_partitions_are_asked_for() -> None:
 
 def test_push_down_can_be_switched_off() -> None:
     off = reader(on("tags", "EqualTo", "UA"), pushFilters="false")
-    assert (off.offered, off.plan.subscription.expression) == ([], "*")
+    assert (off.offered_predicates, off.plan.subscription.expression) == ([], "*")
 
 
 def test_a_reader_takes_no_predicates_of_spark() -> None:
@@ -120,12 +120,12 @@ def test_predicates_are_a_text() -> None:
         on("store_time", "LessThan", {"us": 1_500_000}),
     ])  # fmt: skip
     time = datetime.datetime(1970, 1, 1, 0, 0, 1, 500_000, datetime.UTC)
-    assert predicates_of(text) == [
+    assert parse_predicates(text) == [
         In(("n",), [1, 2]), Not(IsNull(("a.b",))), LessThan(("store_time",), time)
     ]  # fmt: skip
     for bad in ("{", "[1]", '[{"is": "open", "column": "x"}]', '[{"is": "EqualTo"}]'):
-        with pytest.raises(ConfigurationError, match="'predicates' cannot be read"):
-            predicates_of(bad)
+        with pytest.raises(ConfigurationError, match="'predicates' has an invalid value"):
+            parse_predicates(bad)
 
 
 def test_everything_is_read_by_default() -> None:
@@ -165,8 +165,8 @@ def test_pushed_bounds_narrow_the_ranges() -> None:
 
 
 def test_time_predicates_keep_a_margin() -> None:
-    pushed = cluster.Pushed(time_min_ms=1300, time_max_ms=1500)
-    narrowed = cluster.narrowed(FakeAdmin(), {Q0: 0}, {Q0: 100}, pushed)  # type: ignore[arg-type]
+    pushed = cluster.PushedFilters(time_min_ms=1300, time_max_ms=1500)
+    narrowed = cluster.narrow_ranges(FakeAdmin(), {Q0: 0}, {Q0: 100}, pushed)  # type: ignore[arg-type]
     assert [(one.start, one.end) for one in narrowed] == [(30, 52)]
 
 
@@ -185,8 +185,8 @@ def test_nothing_at_the_end_is_refused() -> None:
 def test_workers_find_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"PYTHONPATH": "/elsewhere"}
     monkeypatch.setattr(session.os, "environ", environment)
-    session.make_importable()
-    session.make_importable()
+    session.make_package_importable()
+    session.make_package_importable()
     first, second = environment["PYTHONPATH"].split(session.os.pathsep)
     assert first.endswith("src")
     assert second == "/elsewhere"

@@ -23,8 +23,8 @@ from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.model.ids import Host, encode_host, tag_code
 from sluicemq.record.codec import encode_properties
 from sluicemq.spark import source
-from sluicemq.spark.options import OPTIONS, STORE_ONLY, STORE_OPTIONS, options_table
-from sluicemq.spark.schema import BASE
+from sluicemq.spark.options import OPTIONS, STORE_ONLY_OPTIONS, STORE_OPTIONS, render_options_table
+from sluicemq.spark.schema import BASE_TYPES
 from sluicemq.spark.source import StoreSource
 from sluicemq.spark.sources.reader import StorePartition
 from sluicemq.store.store import Store
@@ -110,7 +110,7 @@ def numbers(rows: list[dict[str, Any]]) -> list[int]:
 def test_every_message_is_read_with_every_column(filled: Path) -> None:
     rows = read(filled)
     assert numbers(rows) == list(range(600))
-    assert list(rows[0]) == list(BASE)
+    assert list(rows[0]) == list(BASE_TYPES)
     row = next(row for row in rows if row["body"] == b"body-8")
     assert (row["topic"], row["broker"], row["queue_id"], row["queue_offset"]) == (
         "flights", "store", 0, 4,
@@ -335,7 +335,7 @@ def test_bodies_are_checked_when_asked_for(copy: Path) -> None:
     ("options", "error", "text"),
     [
         ({"topic": "flight"}, ConfigurationError, r"no topic 'flight'. Did you mean 'flights'\?"),
-        ({"topic": "zzz"}, ConfigurationError, "There are: delays, flights"),
+        ({"topic": "zzz"}, ConfigurationError, "The topics are: delays, flights"),
         ({"topicsPattern": "x.*"}, ConfigurationError, "no topic matches"),
         ({"startingOffsets": '{"store": {"0": 900, "1": 0}}'}, ConfigurationError,
          "asks for offset 900 of store:0, which holds 0 to 300"),
@@ -345,7 +345,7 @@ def test_bodies_are_checked_when_asked_for(copy: Path) -> None:
         ({"nameServers": "localhost:9876"}, ConfigurationError, "unknown option 'nameServers'"),
         ({"filter__tag": "A"}, ConfigurationError, r"Did you mean 'filter.tags'\?"),
         ({"columns": "bdy"}, ConfigurationError, "Did you mean 'body'"),
-        ({"commitLogPath": "/a,/b"}, ConfigurationError, "bring the files into one"),
+        ({"commitLogPath": "/a,/b"}, ConfigurationError, "copy its files into one"),
         ({"path": "hdfs://cluster/store"}, ConfigurationError, "mount it"),
         ({"path": "/nowhere/at/all"}, StoreError, "does not exist"),
     ],
@@ -359,9 +359,9 @@ def test_wrong_options_say_what_is_right(
 
 def test_directories_that_are_no_store_say_what_they_are(filled: Path, tmp_path: Path) -> None:
     cases: list[tuple[Path, str]] = [
-        (tmp_path, "holds no commit log"),
+        (tmp_path, "contains no commit log"),
         (filled / "commitlog", "the files of one part of a store"),
-        (filled.parent, f"Name {filled}: that one is"),
+        (filled.parent, f"Specify {filled}, which is one"),
     ]
     for path, text in cases:
         with pytest.raises(StoreError, match=text):
@@ -401,7 +401,7 @@ def test_declared_topic_without_messages_is_empty(copy: Path) -> None:
 def test_only_batch_reads_are_offered(filled: Path, method: str) -> None:
     found = StoreSource({"path": str(filled), "topic": "flights"})
     call: Callable[..., Any] = getattr(found, method)
-    with pytest.raises(ConfigurationError, match="rocketmq_store only reads"):
+    with pytest.raises(ConfigurationError, match="rocketmq_store is read-only"):
         call(found.schema(), False)
     stream = found.streamReader(found.schema())
     with pytest.raises(ConfigurationError, match=r'readStream.format\("rocketmq"\)'):
@@ -422,14 +422,14 @@ def test_options_mean_the_same_as_in_the_other_source() -> None:
 def test_page_has_the_options_as_they_are_declared() -> None:
     page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
     section = page.partition("## Reading a store directory")[2].partition("\n## ")[0]
-    assert options_table(STORE_ONLY) in section
+    assert render_options_table(STORE_ONLY_OPTIONS) in section
     missing = [option.name for option in STORE_OPTIONS if f"`{option.name}`" not in section]
     assert not missing
 
 
 @pytest.fixture(autouse=True)
 def no_trace() -> Iterator[None]:
-    """`plain_errors` sets a variable of the process."""
+    """`errors_without_traceback` sets a variable of the process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_HIDE_TRACEBACK", "0")
         yield

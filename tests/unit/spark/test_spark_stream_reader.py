@@ -18,7 +18,7 @@ from sluicemq.errors import (
 )
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
 from sluicemq.spark import errors
-from sluicemq.spark.schema import ALL_COLUMNS, struct_type
+from sluicemq.spark.schema import BASE_COLUMNS, to_spark_schema
 from sluicemq.spark.sources import identity as topic_identity
 from sluicemq.spark.sources import stream
 from sluicemq.spark.sources import stream as sizes
@@ -28,7 +28,7 @@ from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 
 A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
-SCHEMA = struct_type(ALL_COLUMNS)
+SCHEMA = to_spark_schema(BASE_COLUMNS)
 OPTIONS = {"topic": "t", "nameServers": "127.0.0.1:9876"}
 
 
@@ -118,7 +118,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
 
 @pytest.fixture
 def make(cluster: FakeAdmin) -> Callable[..., Any]:
-    return lambda **options: stream.stream_reader(OPTIONS | options, SCHEMA)
+    return lambda **options: stream.create_stream_reader(OPTIONS | options, SCHEMA)
 
 
 def point(**offsets: int) -> dict[str, Any]:
@@ -204,7 +204,9 @@ def test_a_broker_that_is_away_keeps_its_offsets(make: Any) -> None:
 
 def test_retention_that_passed_the_stream_is_an_error(make: Any, cluster: FakeAdmin) -> None:
     cluster.bounds[A0] = (40, 100)
-    with pytest.raises(OffsetOutOfRangeError, match=r"retention passed.*a:0.*30 messages are gone"):
+    with pytest.raises(
+        OffsetOutOfRangeError, match=r"retention deleted unread messages: a:0.*30 messages are gone"
+    ):
         make().partitions(point(a0=10, a1=50), point(a0=100, a1=50))
 
 
@@ -345,7 +347,7 @@ def test_a_topic_that_disappears_fails_the_stream_or_lets_the_others_go_on(
 
     def made(**more: str) -> Any:
         given = {"nameServers": "127.0.0.1:9876"} | options | more
-        return stream.stream_reader(given, SCHEMA)
+        return stream.create_stream_reader(given, SCHEMA)
 
     cluster.bounds[U0] = (0, 7)
     assert advanced(made(), start)["queues"] == start["queues"]
@@ -470,7 +472,7 @@ def test_a_broker_that_lost_its_newest_messages_is_gone_on_with_at_its_end(
     following = advanced(make(failOnDataLoss="false"), start)
     assert following["queues"]["a"]["0"] == 90
     assert following["from"] == {"a": {"0": 90}}
-    assert "goes on at 90" in caplog.text
+    assert "continues at 90" in caplog.text
 
 
 def test_spark_4_1_notices_a_topic_made_anew(
@@ -507,7 +509,7 @@ def test_a_changed_filter_is_an_error_unless_allowed(
     reader = make(onFilterChange="continue", **filters)
     assert reader.latestOffset(point(a0=1, a1=50), ReadAllAvailable())["filter"] == "TAG B"
     reader.partitions(point(a0=1), point(a0=9))
-    assert caplog.text.count("from now on") == 1
+    assert caplog.text.count("the filter changed") == 1
 
 
 def test_the_order_of_tags_is_no_change_of_the_filter(make: Any) -> None:
@@ -519,15 +521,15 @@ def test_a_filter_that_an_older_version_wrote_in_other_words_is_the_same(make: A
     filters = {"filter.tags": "B", "filter.sql": "n > 1.0 OR m = 2"}
     written = "SQL92 (n > 1.0 OR m = 2\n) AND (TAGS IN ('B')\n)"
     start = point(a0=100, a1=50) | {"filter": written}
-    assert make(**filters)._offsets(start) == {A0: 100, A1: 50}
+    assert make(**filters)._parse_offsets(start) == {A0: 100, A1: 50}
     with pytest.raises(ConfigurationError, match="was written with the filter"):
-        make(**filters | {"filter.tags": "A"})._offsets(start)
+        make(**filters | {"filter.tags": "A"})._parse_offsets(start)
 
 
 def test_bytes_are_shared_and_sampled(
     make: Any, cluster: FakeAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizes, "mean_bytes", lambda _admin, _group, queue, offset: 100.0)
+    monkeypatch.setattr(sizes, "sample_mean_bytes", lambda _admin, _group, queue, offset: 100.0)
     reader = make(maxBytesPerTrigger="3000")
     limit = reader.getDefaultReadLimit()
     assert limit == ReadMaxBytes(3000)
@@ -546,7 +548,9 @@ def test_sizes_that_grow_are_looked_at_further_on(
 ) -> None:
     """Messages of 10 bytes, from offset 10 on of 1,000."""
     monkeypatch.setattr(
-        sizes, "mean_bytes", lambda _admin, _group, _queue, offset: 10.0 if offset < 10 else 1000.0
+        sizes,
+        "sample_mean_bytes",
+        lambda _admin, _group, _queue, offset: 10.0 if offset < 10 else 1000.0,
     )
     reader = make(maxBytesPerTrigger="20000")
     end = reader.latestOffset(point(a0=0, a1=50), reader.getDefaultReadLimit())
@@ -555,11 +559,11 @@ def test_sizes_that_grow_are_looked_at_further_on(
 
 def test_a_topic_more_in_the_list_goes_on_a_topic_less_is_refused(cluster: FakeAdmin) -> None:
     given = {"nameServers": OPTIONS["nameServers"], "topics": "t,u"}
-    reader = stream.stream_reader(given, SCHEMA)
-    found = reader._offsets(point(a0=5))
+    reader = stream.create_stream_reader(given, SCHEMA)
+    found = reader._parse_offsets(point(a0=5))
     assert found == {A0: 5}
-    with pytest.raises(ConfigurationError, match="is of the topic 't', the stream reads 'u,v'"):
-        stream.stream_reader(given | {"topics": "u,v"}, SCHEMA)._offsets(point(a0=5))
+    with pytest.raises(ConfigurationError, match="is of the topic 't', but the stream reads 'u,v'"):
+        stream.create_stream_reader(given | {"topics": "u,v"}, SCHEMA)._parse_offsets(point(a0=5))
 
 
 def test_an_outage_is_ridden_out_with_new_connections(make: Any, cluster: FakeAdmin) -> None:
@@ -597,7 +601,7 @@ def test_the_group_learns_the_offsets_and_its_trouble_stops_nothing(
     make(group="old").commit(point(a0=7, a1=8))
     assert len(cluster.asked) == 2
     make(group="denied").commit(point(a0=9))
-    assert "not committed to the group 'denied'" in caplog.text
+    assert "cannot commit offsets to the group 'denied'" in caplog.text
 
 
 def test_tags_that_cannot_match_read_nothing(make: Any) -> None:
@@ -606,7 +610,7 @@ def test_tags_that_cannot_match_read_nothing(make: Any) -> None:
 
 
 def test_a_reader_that_cannot_be_made_says_why_when_asked() -> None:
-    reader = stream.stream_reader({"topic": "t"}, SCHEMA)
+    reader = stream.create_stream_reader({"topic": "t"}, SCHEMA)
     for ask in (
         reader.initialOffset,
         lambda: reader.latestOffset({}, None),

@@ -8,11 +8,11 @@ from pyspark.sql.datasource import EqualTo, Not, StringContains
 
 from sluicemq.model.topic import MessageQueue
 from sluicemq.spark import schema as infer
-from sluicemq.spark.filters import Pushed, report_pushdown
+from sluicemq.spark.filters import PushedFilters, log_pushdown
 from sluicemq.spark.options import parse_options
 from sluicemq.spark.progress import stream_progress
-from sluicemq.spark.report import parse_plan
-from sluicemq.spark.schema import columns_of, declared_columns, struct_type
+from sluicemq.spark.report import parse_pushed_filters
+from sluicemq.spark.schema import declared_columns, resolve_schema, to_spark_schema
 
 
 @pytest.mark.parametrize(
@@ -30,19 +30,19 @@ from sluicemq.spark.schema import columns_of, declared_columns, struct_type
     ],
 )
 def test_the_narrowest_type_of_all_values(texts: list[str], kind: str) -> None:
-    assert infer.kind_of(texts) == kind
+    assert infer.infer_type(texts) == kind
 
 
 def test_auto_and_every_become_columns() -> None:
     seen = {"delay": "1", "origin": "JFK", "Tags": "x", "KEYS": "k", "n": "2.5"}
     options = parse_options({"columns": "body,prop:delay:auto as late,prop:gone:auto,prop:*"})
     declared = declared_columns(options)
-    found = infer.settled(declared, options, lambda _: [seen])
-    assert [(one.name, one.property_name, one.kind) for one in found] == [
+    found = infer.infer_types(declared, options, lambda _: [seen])
+    assert [(one.name, one.property_name, one.type_name) for one in found] == [
         ("body", None, "binary"), ("late", "delay", "int"), ("gone", "gone", "string"),
         ("delay", "delay", "int"), ("n", "n", "double"), ("origin", "origin", "string"),
     ]  # fmt: skip
-    assert columns_of(struct_type(found), declared) == found
+    assert resolve_schema(to_spark_schema(found), declared) == found
 
 
 def progress(**changes: Any) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def test_progress_in_the_words_of_a_queue() -> None:
     assert found.lag_by_queue == {
         MessageQueue("t", "a", 0): 50, MessageQueue("t", "a", 1): 0, MessageQueue("t", "a", 2): 5,
     }  # fmt: skip
-    assert found.told() == (
+    assert found.describe() == (
         "batch 7: 30 rows, 60 rows/s, 75 filtered at the broker, lag 55 (0 s left)"
     )
 
@@ -70,7 +70,7 @@ def test_progress_in_the_words_of_a_queue() -> None:
 def test_the_lag_is_unknown_where_spark_does_not_tell() -> None:
     found = stream_progress(progress(latestOffset=None))
     assert found.lag is None
-    assert "lag unknown" in found.told()
+    assert "lag unknown" in found.describe()
 
 
 PLAN = """
@@ -86,18 +86,22 @@ Condition : Contains(tags#0, x)
 
 
 def test_a_plan_says_what_files_were_offered() -> None:
-    assert parse_plan(PLAN) == ["EqualTo(tags,A)", "In(delay, [1,2])", "Not(EqualTo(delay,5))"]
-    assert parse_plan("") == []
+    assert parse_pushed_filters(PLAN) == [
+        "EqualTo(tags,A)",
+        "In(delay, [1,2])",
+        "Not(EqualTo(delay,5))",
+    ]
+    assert parse_pushed_filters("") == []
 
 
 def test_one_line_of_the_log_a_read(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     left = Not(StringContains(("origin",), "J"))
     offered = [EqualTo(("tags",), "A"), left]
-    report_pushdown("t", Pushed(tags=frozenset("A")), offered, [left], "the broker")
-    report_pushdown("t", Pushed(), [], [], "the broker")
+    log_pushdown("t", PushedFilters(tags=frozenset("A")), offered, [left], "the broker")
+    log_pushdown("t", PushedFilters(), [], [], "the broker")
     (record,) = caplog.records
     assert record.getMessage() == (
-        "rocketmq 't': the broker decides tags in ['A'];"
-        " left to Spark of what it offered: Not(StringContains(origin, 'J'))"
+        "rocketmq 't': the broker evaluates tags in ['A'];"
+        " remaining for Spark: Not(StringContains(origin, 'J'))"
     )

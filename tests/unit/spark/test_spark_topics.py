@@ -7,13 +7,13 @@ import pytest
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import MessageQueue
-from sluicemq.spark.options import READ, Moment, parse_options
+from sluicemq.spark.options import READ, StoreTimestamp, parse_options
 from sluicemq.spark.sources.offsets import (
-    Topics,
-    chosen_offsets,
-    from_checkpoint,
-    to_checkpoint,
-    topics_of,
+    TopicSelection,
+    make_checkpoint,
+    parse_checkpoint,
+    parse_topics,
+    resolve_offset_table,
 )
 
 X0, Y0 = MessageQueue("x", "a", 0), MessageQueue("y", "a", 0)
@@ -31,17 +31,17 @@ class FakeAdmin:
         return SimpleNamespace(brokers={"broker-a": 1}, clusters={"DefaultCluster": 1})
 
 
-def chosen(**options: str) -> Topics:
-    return topics_of(parse_options(options))
+def chosen(**options: str) -> TopicSelection:
+    return parse_topics(parse_options(options))
 
 
 def found(pattern: str) -> list[str]:
-    return list(Topics(pattern=pattern).found(FakeAdmin()))  # type: ignore[arg-type]
+    return list(TopicSelection(pattern=pattern).resolve(FakeAdmin()))  # type: ignore[arg-type]
 
 
 def test_a_list_is_read_as_it_stands() -> None:
-    assert chosen(topics="x, y;x") == Topics(("x", "y"))
-    assert chosen(subscribe="x") == chosen(topic="x") == Topics(("x",))
+    assert chosen(topics="x, y;x") == TopicSelection(("x", "y"))
+    assert chosen(subscribe="x") == chosen(topic="x") == TopicSelection(("x",))
 
 
 def test_a_pattern_matches_whole_names_of_users_topics() -> None:
@@ -60,7 +60,7 @@ def test_a_pattern_without_a_match_shows_what_there_is() -> None:
     [
         ({}, "'topic' is missing"),
         ({"topic": "x", "topics": "y"}, "topic and topics are given together"),
-        ({"topicsPattern": "("}, "it is no regular expression"),
+        ({"topicsPattern": "("}, "it is not a valid regular expression"),
         ({"topics": " , "}, "it is empty"),
     ],
 )
@@ -70,13 +70,13 @@ def test_what_names_no_topics_is_refused(options: dict[str, str], why: str) -> N
 
 
 def test_checkpoints_of_several_topics_are_by_topic() -> None:
-    point = to_checkpoint("x,y", "TAG *", {X0: 1, Y0: 2}, several=True)
+    point = make_checkpoint("x,y", "TAG *", {X0: 1, Y0: 2}, has_several_topics=True)
     assert point["queues"] == {"x": {"a": {"0": 1}}, "y": {"a": {"0": 2}}}
-    assert from_checkpoint(point, None) == {X0: 1, Y0: 2}
-    single = to_checkpoint("x", "TAG *", {X0: 1})
-    assert from_checkpoint(single, None) == {X0: 1}
+    assert parse_checkpoint(point, None) == {X0: 1, Y0: 2}
+    single = make_checkpoint("x", "TAG *", {X0: 1})
+    assert parse_checkpoint(single, None) == {X0: 1}
     with pytest.raises(ConfigurationError, match="the stream reads 'x'"):
-        from_checkpoint(point, "x")
+        parse_checkpoint(point, "x")
 
 
 BOUNDS = {X0: (10, 20), Y0: (0, 5)}
@@ -88,18 +88,18 @@ def given(text: str) -> Any:
 
 def test_offsets_of_several_topics_are_by_topic() -> None:
     table = given('{"x": {"a": {"0": 12}}, "y": {"a": {"0": "latest"}}}')
-    assert chosen_offsets(table, BOUNDS, "o") == {X0: 12, Y0: 5}
-    with pytest.raises(ConfigurationError, match="names brokers, and several topics are read"):
-        chosen_offsets(given('{"a": {"0": 12}}'), BOUNDS, "o")
+    assert resolve_offset_table(table, BOUNDS, "o") == {X0: 12, Y0: 5}
+    with pytest.raises(ConfigurationError, match="names brokers, but several topics are read"):
+        resolve_offset_table(given('{"a": {"0": 12}}'), BOUNDS, "o")
     with pytest.raises(ConfigurationError, match="does not name y:a:0"):
-        chosen_offsets(given('{"x": {"a": {"0": 12}}}'), BOUNDS, "o")
+        resolve_offset_table(given('{"x": {"a": {"0": 12}}}'), BOUNDS, "o")
 
 
 def test_a_queue_may_start_at_a_time() -> None:
     table = given('{"a": {"0": "1970-01-01T00:00:01Z"}}')
-    assert table == {"a": {0: Moment(1000)}}
+    assert table == {"a": {0: StoreTimestamp(1000)}}
     for answer, offset in ((15, 15), (3, 10), (99, 20)):
-        found = chosen_offsets(table, {X0: (10, 20)}, "o", lambda *_, answer=answer: answer)
+        found = resolve_offset_table(table, {X0: (10, 20)}, "o", lambda *_, answer=answer: answer)
         assert found == {X0: offset}
     with pytest.raises(ConfigurationError, match="'tomorrow'; write a whole number"):
         given('{"a": {"0": "tomorrow"}}')

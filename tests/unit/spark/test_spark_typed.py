@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.evaluate import double_of, integer_of, long_of
-from sluicemq.spark.sources.reader import ARROW_TYPES, typed_column
+from sluicemq.spark.sources.conversion import ARROW_TYPES, convert_property_column
 
 NUMBERS = st.one_of(
     st.integers(-(2**65), 2**65).map(str),
@@ -43,7 +43,7 @@ def same(left: Any, right: Any) -> bool:
 @settings(max_examples=100, deadline=None)
 def test_numbers_are_read_as_java_reads_them(texts: list[str | None]) -> None:
     for kind in ("int", "bigint", "double"):
-        column, bad, example = typed_column(pa.array(texts, pa.string()), kind, "p")
+        column, bad, example = convert_property_column(pa.array(texts, pa.string()), kind, "p")
         expected = [java(kind, text) for text in texts]
         assert column.type == ARROW_TYPES[kind]
         assert all(map(same, column.to_pylist(), expected)), (texts, column.to_pylist())
@@ -55,7 +55,7 @@ def test_numbers_are_read_as_java_reads_them(texts: list[str | None]) -> None:
 
 def test_booleans_are_true_and_false_in_any_case_and_nothing_else() -> None:
     texts = pa.array(["true", "FALSE", "True", "yes", None, "1"])
-    column, bad, example = typed_column(texts, "boolean", "p")
+    column, bad, example = convert_property_column(texts, "boolean", "p")
     assert column.to_pylist() == [True, False, True, None, None, None]
     assert (bad, example) in ((2, "yes"), (2, "1"))
 
@@ -63,6 +63,6 @@ def test_booleans_are_true_and_false_in_any_case_and_nothing_else() -> None:
 @pytest.mark.parametrize("kind", ARROW_TYPES)
 def test_no_rows_and_no_values_keep_the_type(kind: str) -> None:
     for texts in ([], [None, None]):
-        column, bad, _ = typed_column(pa.array(texts, pa.string()), kind, "p")
+        column, bad, _ = convert_property_column(pa.array(texts, pa.string()), kind, "p")
         assert column.type == ARROW_TYPES[kind]
         assert (len(column), bad) == (len(texts), 0)

@@ -64,7 +64,7 @@ def test_a_backup_goes_on_where_it_was(bench: Any) -> None:
         bench.send(*(rng.randbytes(rng.randrange(400)) for _ in range(rng.randrange(15))))
         put(bench.files, "/store/config/consumerOffset.json", str(number))
         if number % 4 == 3:  # retention takes its first file, the backup keeps it
-            bench.store._log.segments.remove_first()
+            bench.store._log.segments.detach_first()
             name = bench.files.names("/store/commitlog")[0]
             bench.files.remove(f"/store/commitlog/{name}")
         moments.append(backed_up(bench))
@@ -134,7 +134,7 @@ def test_what_does_not_belong_together_is_refused(bench: Any) -> None:
         restore("/backup", "/store", files=bench.files)
     with pytest.raises(StoreError, match="no backup"):
         back_up("/store", "/store", files=bench.files)
-    following = store.following()
+    following = store.start_following()
     following.truncate(2120)
     with pytest.raises(StoreError, match=r"was cut|has other bytes"):
         backed_up(bench)

@@ -20,7 +20,7 @@ from sluicemq.store.columns import blocks as columns_blocks
 from sluicemq.store.columns import file as columns_file
 from sluicemq.store.columns import file as columns_seal
 from sluicemq.store.columns import scan as columns_scan
-from sluicemq.store.gather import Reach
+from sluicemq.store.gather import SpanLimit
 from sluicemq.store.read import ReadResult
 from sluicemq.store.store import Store
 
@@ -138,7 +138,7 @@ def test_records_read_to_decide_end_a_call(store: Store, monkeypatch: pytest.Mon
     seal(store)
     message_filter = by_columns("UNIQ_KEY = 'x'")
     result = store.reader.read("T", 0, 0, 32, None, message_filter)
-    assert (result.next_offset, result.scanned) == (10, 10)
+    assert (result.next_offset, result.units_scanned) == (10, 10)
     assert drain(store, message_filter) == []
 
 
@@ -159,13 +159,13 @@ def test_a_read_knows_whether_an_evaluation_has_failed(bench: Any, store: Store)
     store.commit()
     for offset, is_sure in ((0, True), (96, False)):
         result = store.reader.read("T", 0, offset, 3, None, by_columns("n > 1"))
-        assert (result.count, result.is_sure) == (3, is_sure)
-    assert not store.reader.read("T", 0, 0, 3, None, Records("n > 1")).is_sure
+        assert (result.count, result.is_filter_reliable) == (3, is_sure)
+    assert not store.reader.read("T", 0, 0, 3, None, Records("n > 1")).is_filter_reliable
 
 
 def test_a_caller_limits_what_is_looked_at(store: Store) -> None:
     result = store.reader.read("T", 0, 3, 32, None, by_columns("n = 11"), 21)
-    assert (result.next_offset, result.scanned) == (24, 21)
+    assert (result.next_offset, result.units_scanned) == (24, 21)
 
 
 def test_few_messages_at_the_end_are_read_one_by_one(bench: Any, store: Store) -> None:
@@ -184,7 +184,7 @@ def test_matches_far_apart_end_a_pull_as_without_columns(
     for expression in ("n = 3", "city = 'bj'"):
         for consumed in (0, 5, 500):
             args = ("T", 0, 900, 32, None)
-            for reach in (Reach(consumed), Reach(consumed, 400, is_patient=True)):
+            for reach in (SpanLimit(consumed), SpanLimit(consumed, 400, is_patient=True)):
                 fast = bench.store.reader.read(*args, by_columns(expression), 1 << 20, reach)
                 slow = bench.store.reader.read(*args, Records(expression), 2000, reach)
                 assert fast.count == slow.count

@@ -27,7 +27,7 @@ def places(queue: Queue) -> list[int | None]:
 
 @pytest.mark.parametrize("flushed", [False, True])
 def test_unit_that_is_there_is_not_put_again(queues: ConsumeQueues, flushed: bool) -> None:
-    queue = queues.get(("T", 0))
+    queue = queues.get_or_create(("T", 0))
     for offset in range(12):
         assert queue.put(offset, unit(offset * 100))
     if flushed:
@@ -41,7 +41,7 @@ def test_unit_that_is_there_is_not_put_again(queues: ConsumeQueues, flushed: boo
 def test_later_record_with_a_known_offset_begins_the_queue_anew_there(
     queues: ConsumeQueues, flushed: bool
 ) -> None:
-    queue = queues.get(("T", 0))
+    queue = queues.get_or_create(("T", 0))
     for offset in range(12):
         queue.put(offset, unit(offset * 100))
     if flushed:
@@ -51,38 +51,38 @@ def test_later_record_with_a_known_offset_begins_the_queue_anew_there(
     queue.flush()
     again = Queue(queue.segments.files, "/cq/T/0", 100, ("T", 0))
     again.load(after_crash=False)
-    again.correct_min(0)
+    again.update_offset_min(0)
     assert places(again) == [0, 100, 200, 5000]
 
 
 def test_gap_is_filled_with_blank_units(queues: ConsumeQueues) -> None:
-    queue = queues.get(("T", 0))
+    queue = queues.get_or_create(("T", 0))
     queue.put(0, unit(0))
     queue.put(4, unit(500))
     assert places(queue) == [0, None, None, None, 500]
 
 
 def test_first_unit_sets_where_an_empty_queue_begins(queues: ConsumeQueues) -> None:
-    queue = queues.get(("T", 0))
+    queue = queues.get_or_create(("T", 0))
     queue.put(7, unit(0))
     queue.put(8, unit(100))
-    queue.correct_min(0)
+    queue.update_offset_min(0)
     assert (queue.offset_min, queue.next_offset) == (7, 9)
     queue.flush()
     again = Queue(queue.segments.files, "/cq/T/0", 100, ("T", 0))
     again.load(after_crash=False)
-    again.correct_min(0)
+    again.update_offset_min(0)
     assert (again.offset_min, again.next_offset) == (7, 9)
     assert places(again) == [0, 100]
 
 
 def test_first_offset_moves_behind_records_deleted_from_the_log(queues: ConsumeQueues) -> None:
-    queue = queues.get(("T", 0))
+    queue = queues.get_or_create(("T", 0))
     for offset in range(12):
         queue.put(offset, unit(offset * 100))
     queue.flush()
     for log_start, first in [(0, 0), (1, 1), (500, 5), (550, 6), (9999, 12)]:
-        queue.correct_min(log_start)
+        queue.update_offset_min(log_start)
         assert queue.offset_min == first
 
 
@@ -91,20 +91,20 @@ def test_first_offset_moves_behind_records_deleted_from_the_log(queues: ConsumeQ
 def test_a_gap_in_the_middle_hides_nothing_before_it(
     queues: ConsumeQueues, flushed: bool, gap: int
 ) -> None:
-    queue = queues.get(("T", 0))
+    queue = queues.get_or_create(("T", 0))
     for offset in range(12):
         if offset != gap or offset == 11:
             queue.put(offset, unit(offset * 100))
     if flushed:
         queue.flush()
     for log_start in range(0, 1150, 50):
-        queue.correct_min(log_start)
+        queue.update_offset_min(log_start)
         there = [n for n in range(12) if n * 100 >= log_start and (n != gap or n == 11)]
         assert queue.offset_min == there[0]
 
 
 def test_end_is_found_before_a_place_in_the_log(queues: ConsumeQueues) -> None:
-    queue = queues.get(("T", 0))
+    queue = queues.get_or_create(("T", 0))
     for offset in range(12):
         queue.put(offset, unit(offset * 100))
     queue.flush()
@@ -115,14 +115,14 @@ def test_end_is_found_before_a_place_in_the_log(queues: ConsumeQueues) -> None:
 
 
 def test_long_queue_is_opened_with_few_reads(queues: ConsumeQueues, monkeypatch: Any) -> None:
-    queue = queues.get(("T", 0))
+    queue = queues.get_or_create(("T", 0))
     for offset in range(3000):
         queue.put(offset, unit(offset * 100))
     queue.flush()
     looks: list[int] = []
-    original = Queue.peek
+    original = Queue.read_unit
     monkeypatch.setattr(
-        Queue, "peek", lambda self, offset: (looks.append(offset), original(self, offset))[1]
+        Queue, "read_unit", lambda self, offset: (looks.append(offset), original(self, offset))[1]
     )
     again = Queue(queue.segments.files, "/cq/T/0", 100, ("T", 0))
     again.load(after_crash=False)
@@ -144,19 +144,19 @@ def test_blank_units_are_passed_over_by_readers(bench: Any) -> None:
 
 def test_queue_ids_and_topics_are_checked_for_new_queues_only(queues: ConsumeQueues) -> None:
     with pytest.raises(MessageIllegalError):
-        queues.get(("a/b", 0))
-    assert queues.open(("t" * 300, 0)) is queues.get(("t" * 300, 0))
+        queues.get_or_create(("a/b", 0))
+    assert queues.get_unchecked(("t" * 300, 0)) is queues.get_or_create(("t" * 300, 0))
 
 
 def test_mended_unit_is_right_in_the_tail_and_in_the_file(queues: ConsumeQueues) -> None:
-    queue = queues.get(("T", 0))
+    queue = queues.get_or_create(("T", 0))
     for offset in range(3):
         queue.put(offset, unit(offset * 100))
     queue.flush()
     for _ in range(2):
         again = Queue(queue.segments.files, "/cq/T/0", 100, ("T", 0))
         again.load(after_crash=False)  # which has the last unit in its tail
-        again.mend(2, UNIT.pack(*unit(777)))
+        again.overwrite_unit(2, UNIT.pack(*unit(777)))
         assert places(again) == [0, 100, 777]
     again = Queue(queue.segments.files, "/cq/T/0", 100, ("T", 0))
     again.load(after_crash=False)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
-from sluicemq.files import PASSING_ERRORS
+from sluicemq.files import TRANSIENT_ERRORS
 
-PASSING = sorted(PASSING_ERRORS)
+PASSING = sorted(TRANSIENT_ERRORS)
 
 
 def names(numbers: Any) -> list[str]:
@@ -60,7 +60,7 @@ def test_a_passing_error_of_a_checkpoint_makes_it_later(bench: Any, place: str) 
         store.sync()
     bench.send(b"1")
     store.sync()
-    assert store._durable.mark is not None
+    assert store._checkpoints.file.written is not None
     bench.reopen(kill=True)
     assert bench.bodies() == [b"0", b"1"]
 

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from sluicemq.files.incarnation import read_incarnation
-from sluicemq.store.identity import (
+from sluicemq.files.identity import (
     NO_RECORD,
+    FileState,
     FileVerdict,
     Identity,
     IdentityFile,
     RecordSource,
-    State,
     content_checksum,
     file_checksum,
     read_identity,
 )
+from sluicemq.files.incarnation import read_incarnation
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
 PATH = "/store/wheel"
@@ -122,7 +122,7 @@ def test_every_flipped_bit_of_an_identity_is_noticed(files: CrashableFiles) -> N
         for bit in (1, 4, 32):
             files.put(path, good[:at] + bytes([good[at] ^ bit]) + good[at + 1 :])
             found = read_identity(files, PATH)
-            assert found is None or found == Identity.of_text(good.decode()), at
+            assert found is None or found == Identity.from_text(good.decode()), at
 
 
 def test_opening_again_writes_nothing(files: CrashableFiles) -> None:
@@ -138,15 +138,15 @@ def test_details_come_back(files: CrashableFiles) -> None:
     sealed(files)
     identity = IdentityFile(files, PATH, "one")
     identity.check(LOG, lambda: file_checksum(files, PATH))
-    assert identity.found is not None
-    assert identity.found.details == {"version": 7}
+    assert identity.identity is not None
+    assert identity.identity.details == {"version": 7}
 
 
 def test_a_position_without_a_record_is_none(files: CrashableFiles) -> None:
     sealed(files, position=4)
     found = read_identity(files, PATH)
     assert found is not None
-    assert (found.position, found.state) == (NO_RECORD, State.SEALED)
+    assert (found.position, found.state) == (NO_RECORD, FileState.SEALED)
 
 
 def test_a_power_loss_leaves_the_old_or_the_new_identity(files: CrashableFiles) -> None:
@@ -164,7 +164,7 @@ def test_a_power_loss_leaves_the_old_or_the_new_identity(files: CrashableFiles) 
             except PowerLost:
                 pass
             else:
-                assert read_identity(torn.crash(random.Random(seed)), PATH) == identity.found
+                assert read_identity(torn.crash(random.Random(seed)), PATH) == identity.identity
             assert read_identity(torn.crash(random.Random(seed)), PATH) is not None
 
 

@@ -9,7 +9,7 @@ import pytest
 from sluicemq.config import StoreConfig
 from sluicemq.files import SystemFiles
 from sluicemq.files.overlay import OverlayFiles
-from sluicemq.store import store as store_module
+from sluicemq.store import checkpoints
 from sluicemq.store.directory import read_checkpoint
 from sluicemq.store.segments import Segment
 from sluicemq.store.store import Store
@@ -47,7 +47,7 @@ def test_descriptors_do_not_grow_with_the_queues(tmp_path: Path, is_killed: bool
         for queue_id in range(QUEUES):
             send(store, queue_id, b"%d/%d" % (queue_id, number))
         store.commit()
-    store._flush(list(store._queues.dirty))
+    store._checkpoints.flush_queues(list(store._queues.dirty))
     read_all(store, 3)
     assert descriptors() - before < 16
     store.close()
@@ -68,7 +68,7 @@ def test_queues_are_whole_after_each_end_with_fewer_maps_than_queues(bench: Any)
         for queue_id in range(QUEUES):
             bench.append(b"%d/%d" % (queue_id, rounds - 1), queue_id=queue_id)
         store.commit()
-        store._flush(list(store._queues.dirty))
+        store._checkpoints.flush_queues(list(store._queues.dirty))
         read_all(store, rounds)
         assert len(bench.files.pool) <= bench.files.pool.limit < QUEUES
         store = bench.reopen(kill=rounds % 2 == 0)
@@ -91,7 +91,7 @@ def test_copy_and_offline_tools_get_by_with_few_descriptors_too(tmp_path: Path) 
     for queue_id in range(QUEUES):
         send(store, queue_id, b"%d/1" % queue_id)
     store.commit()
-    store._flush(list(store._queues.dirty))
+    store._checkpoints.flush_queues(list(store._queues.dirty))
     read_all(store, 2)
     store.close()
     disk = SystemFiles()
@@ -158,7 +158,7 @@ def test_start_opens_each_small_queue_once(
         for queue_id in range(QUEUES):
             bench.send(b"%d" % number, queue_id=queue_id)
         if number == 1:
-            store._checkpoint_now()
+            store._checkpoints.write_now()
     if kill:
         bench.files = bench.files.kill()
     else:
@@ -177,7 +177,7 @@ def test_small_queue_is_mapped_for_who_comes_again(
     store = bench.open()
     for queue_id in range(QUEUES):
         bench.send(b"%d/0" % queue_id, b"%d/1" % queue_id, queue_id=queue_id)
-    store._checkpoint_now()
+    store._checkpoints.write_now()
     mapped: list[str] = []
     view = Segment.view
 
@@ -202,7 +202,7 @@ def ticked(store: Store, seconds: float, bench: Any) -> None:
 def test_many_queues_are_written_a_few_a_tick_and_the_mark_says_when_they_were_counted(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "FLUSH_EACH", 10)
+    monkeypatch.setattr(checkpoints, "QUEUES_PER_TICK", 10)
     store = bench.open(consume_queue_flush_pages_min=2)
     for queue_id in range(QUEUES):
         bench.send(b"a", queue_id=queue_id)
@@ -219,7 +219,7 @@ def test_many_queues_are_written_a_few_a_tick_and_the_mark_says_when_they_were_c
     assert ticks == QUEUES // 10 - 1
     assert max(written) <= 10
     store.sync()
-    mark = read_checkpoint(bench.files, "/store/checkpoint").mark
+    mark = read_checkpoint(bench.files, "/store/checkpoint").latest
     assert mark is not None
     assert (mark.log_offset, mark.queues, mark.units) == (end, QUEUES, QUEUES)
     store = bench.reopen(kill=True)
@@ -233,7 +233,7 @@ def test_many_queues_are_written_a_few_a_tick_and_the_mark_says_when_they_were_c
 def test_full_disk_stops_the_slices_and_the_next_tick_goes_on(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "FLUSH_EACH", 10)
+    monkeypatch.setattr(checkpoints, "QUEUES_PER_TICK", 10)
     store = bench.open(consume_queue_flush_pages_min=2)
     for queue_id in range(QUEUES):
         bench.send(b"a", queue_id=queue_id)
@@ -245,7 +245,7 @@ def test_full_disk_stops_the_slices_and_the_next_tick_goes_on(
     while store.is_flushing:
         store.tick()
     store.sync()
-    mark = read_checkpoint(bench.files, "/store/checkpoint").mark
+    mark = read_checkpoint(bench.files, "/store/checkpoint").latest
     assert mark is not None
     assert mark.units == QUEUES
 
@@ -253,8 +253,8 @@ def test_full_disk_stops_the_slices_and_the_next_tick_goes_on(
 def test_mark_follows_the_log_however_fast_it_grows(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "WALK_BYTES", 2000)
-    monkeypatch.setattr(store_module, "WALK_BYTES_A_FILE", 0)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_LOG_BYTES", 2000)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_LOG_BYTES_PER_FILE", 0)
     store = bench.open()
     for _ in range(20):
         bench.send(b"x" * 400)
@@ -265,7 +265,7 @@ def test_mark_follows_the_log_however_fast_it_grows(
 
 
 def test_mark_of_many_files_comes_seldom(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "SYNC_EACH_MAX", 50)
+    monkeypatch.setattr(checkpoints, "SINGLE_SYNCS_MAX", 50)
     store = bench.open(consume_queue_flush_pages_min=2)
     for queue_id in range(QUEUES):
         bench.send(b"a", queue_id=queue_id)
@@ -284,7 +284,7 @@ def test_a_mark_that_is_due_comes_as_soon_as_the_one_before_is_made(bench: Any) 
     store.sync()
     store.tick()
     store.sync()
-    mark = read_checkpoint(bench.files, "/store/checkpoint").mark
+    mark = read_checkpoint(bench.files, "/store/checkpoint").latest
     assert mark is not None
     assert mark.units == 2
 
@@ -292,7 +292,7 @@ def test_a_mark_that_is_due_comes_as_soon_as_the_one_before_is_made(bench: Any) 
 def test_many_files_are_written_when_nothing_comes(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "SYNC_EACH_MAX", 50)
+    monkeypatch.setattr(checkpoints, "SINGLE_SYNCS_MAX", 50)
     store = bench.open(consume_queue_flush_pages_min=2)
     for queue_id in range(QUEUES):
         bench.send(b"a", queue_id=queue_id)
@@ -301,6 +301,6 @@ def test_many_files_are_written_when_nothing_comes(
     ticked(store, 1, bench)
     assert not store._queues.dirty
     store.sync()
-    mark = read_checkpoint(bench.files, "/store/checkpoint").mark
+    mark = read_checkpoint(bench.files, "/store/checkpoint").latest
     assert mark is not None
     assert mark.units == QUEUES

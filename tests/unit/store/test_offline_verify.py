@@ -11,16 +11,16 @@ import pytest
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.files import SYSTEM_FILES, replace_text
-from sluicemq.model.ids import tag_code
-from sluicemq.record.codec import encode_properties
-from sluicemq.store.directory import read_checkpoint, write_checkpoint
-from sluicemq.store.identity import (
+from sluicemq.files.identity import (
     NO_RECORD,
     TEXT_BEFORE,
     IdentityFile,
     RecordSource,
     text_checksum,
 )
+from sluicemq.model.ids import tag_code
+from sluicemq.record.codec import encode_properties
+from sluicemq.store.directory import read_checkpoint, write_checkpoint
 from sluicemq.store.index.file import ENTRY, Geometry
 from sluicemq.store.store import Store
 from sluicemq.store.tools.checks import expected_entries
@@ -307,7 +307,7 @@ def test_missing_first_file_of_the_log_is_an_error(root: Path, sent: Places) -> 
 
 def test_deleted_first_files_leave_a_store_in_order(root: Path, sent: Places) -> None:
     checkpoint = str(root / "checkpoint")
-    mark = read_checkpoint(SYSTEM_FILES, checkpoint).mark
+    mark = read_checkpoint(SYSTEM_FILES, checkpoint).latest
     assert mark is not None
     write_checkpoint(SYSTEM_FILES, checkpoint, mark._replace(sequence=99, log_start=4096))
     (root / "commitlog" / f"{0:020d}").unlink()
@@ -402,8 +402,8 @@ def test_keys_of_many_records_are_hashed_as_java_does(root: Path, sent: Places) 
 
 NO_STORES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "missing": (lambda p: p / "nowhere", "does not exist"),
-    "empty": (lambda p: p, "holds no commit log"),
-    "above": (lambda p: _make(p, "store/commitlog"), "Name "),
+    "empty": (lambda p: p, "contains no commit log"),
+    "above": (lambda p: _make(p, "store/commitlog"), "Specify "),
     "inside": (lambda p: _make(p, "commitlog") / "commitlog", "the directory above it"),
     "rocksdb": (lambda p: _make(p, "consumequeue_r", "x"), "RocksDB"),
 }

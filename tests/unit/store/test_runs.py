@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sluicemq.store import gather
-from sluicemq.store.bulk import runs_of
+from sluicemq.store.bulk import find_runs
 from sluicemq.store.queues import BLANK_UNIT, UNIT
 from sluicemq.store.read import ReadResult
 from sluicemq.store.store import Store
@@ -51,14 +51,14 @@ def test_runs_take_what_single_units_take(
 def test_limits_and_gaps() -> None:
     places = [(0, 100), (100, 50), (400, 10), (410, 20)]
     units = b"".join(UNIT.pack(position, size, 7) for position, size in places)
-    assert runs_of(units, 9, 1000) == ([(0, 150), (400, 430)], 4, 180)
-    assert runs_of(units, 3, 1000) == ([(0, 150), (400, 410)], 3, 160)
-    assert runs_of(units, 9, 150) == ([(0, 150)], 2, 150)
-    assert runs_of(units, 9, 149) == ([(0, 100)], 1, 100)
-    assert runs_of(units, 9, 99) == ([], 0, 0)
-    assert runs_of(units, 0, 1000) == ([], 0, 0)
+    assert find_runs(units, 9, 1000) == ([(0, 150), (400, 430)], 4, 180)
+    assert find_runs(units, 3, 1000) == ([(0, 150), (400, 410)], 3, 160)
+    assert find_runs(units, 9, 150) == ([(0, 150)], 2, 150)
+    assert find_runs(units, 9, 149) == ([(0, 100)], 1, 100)
+    assert find_runs(units, 9, 99) == ([], 0, 0)
+    assert find_runs(units, 0, 1000) == ([], 0, 0)
 
 
 @pytest.mark.parametrize("odd", [BLANK_UNIT, UNIT.pack(5, 0, 1), UNIT.pack(5, -3, 1)])
 def test_what_is_no_record_is_for_who_looks_at_each(odd: bytes) -> None:
-    assert runs_of(UNIT.pack(0, 100, 7) + odd, 9, 1000) is None
+    assert find_runs(UNIT.pack(0, 100, 7) + odd, 9, 1000) is None

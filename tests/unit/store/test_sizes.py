@@ -4,7 +4,7 @@ import pytest
 
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
-from sluicemq.store.directory import QUEUE_FILES_MAX, fit_sizes
+from sluicemq.store.directory import QUEUE_FILES_MAX, detect_file_sizes
 from sluicemq.testing.files import CrashableFiles
 
 CONFIG = StoreConfig(root="/s")
@@ -23,7 +23,7 @@ def files_of(*logs: int, queues: tuple[int, ...] = ()) -> CrashableFiles:
 
 
 def sizes(files: CrashableFiles, config: StoreConfig = CONFIG) -> tuple[int, int]:
-    fitting = fit_sizes(config, files)
+    fitting = detect_file_sizes(config, files)
     return fitting.commit_log_file_bytes, fitting.consume_queue_file_bytes
 
 
@@ -66,4 +66,4 @@ def test_a_directory_without_log_files_is_no_store() -> None:
     files = CrashableFiles()
     files.put("/s/consumequeue/T/0/x", b"")
     with pytest.raises(StoreError, match="/s is not a message store"):
-        fit_sizes(CONFIG, files)
+        detect_file_sizes(CONFIG, files)

@@ -9,7 +9,7 @@ from sluicemq import engine
 from sluicemq.errors import StoreDamagedError
 from sluicemq.model.ids import tag_code
 from sluicemq.store import gather as sound
-from sluicemq.store.log import LOST_CODE, read_scanned
+from sluicemq.store.log import PLACEHOLDER_CODE, parse_log_record
 
 LOG = "/store/commitlog/" + "0" * 20
 
@@ -27,7 +27,7 @@ def test_a_flipped_bit_behind_the_mark_is_damage_when_good_records_follow(bench:
         for at in (0, 4, 20, 28, 60, 95):  # size, magic, offset, position, time, body
             files, bench.files = bench.files, bench.files.kill()
             flip(bench, LOG, position + at)
-            if read_scanned(memoryview(bench.files.content(LOG)), position, 0, check_crc=True):
+            if parse_log_record(memoryview(bench.files.content(LOG)), position, 0, check_crc=True):
                 bench.files = files
                 continue  # no checksum covers that place
             with pytest.raises(StoreDamagedError, match=r"damaged at \d+ .*sluice store repair"):
@@ -51,7 +51,7 @@ def test_a_sector_that_a_power_loss_took_is_cut_off_and_told(
     bench.files.put(LOG, bytes(data))
     bench.open()
     assert len(bench.bodies()) == at // 512
-    assert "a power loss has taken what was written there, and" in caplog.text
+    assert "a power loss has destroyed what was written there" in caplog.text
 
 
 def test_first_file_of_the_log_that_is_missing_is_told_from_one_that_retention_removed(
@@ -65,13 +65,15 @@ def test_first_file_of_the_log_that_is_missing_is_told_from_one_that_retention_r
     bench.clock.ms += 20_000
     store.tick()
     store.sync()
-    store._durable.start_at(4096)
+    store._checkpoints.file.set_log_start(4096)
     store.close()
     bench.files.remove(LOG)
     bench.open()  # as retention does it
     bench.store.close()
     bench.files.remove(f"/store/commitlog/{4096:020d}")
-    with pytest.raises(StoreDamagedError, match=r"no retention has .*store repair /store --write"):
+    with pytest.raises(
+        StoreDamagedError, match=r"retention has not deleted .*store repair /store --write"
+    ):
         bench.open()
 
 
@@ -102,13 +104,13 @@ def test_wrong_unit_is_mended_from_the_log_for_good(bench: Any, caplog: Any) -> 
     bench.open()
     assert bench.bodies() == bodies
     assert bench.files.content(path) == before
-    assert "the unit of message 7 was damaged, and is what the log says again" in caplog.text
+    assert "the unit of message 7 was damaged, and has been rebuilt from the log" in caplog.text
 
 
 def test_queue_with_the_units_of_another_one_is_refused_and_built_anew_by_the_next_start(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sound, "MEND_BYTES_MAX", 4096)  # as in a store of gigabytes
+    monkeypatch.setattr(sound, "UNIT_SEARCH_BYTES_MAX", 4096)  # as in a store of gigabytes
     bench.open()
     for queue_id in (0, 1):
         bench.send(*[b"%d-%d" % (queue_id, n) for n in range(200)], queue_id=queue_id)
@@ -134,7 +136,9 @@ def test_what_is_common_and_whole_is_seen_at_once_and_nothing_else(bench: Any) -
     position, size, _ = sound.UNIT.unpack_from(units, 20)
     looks = [sound.are_whole] + ([] if engine.pulls is None else [engine.pulls.are_whole])
 
-    def verdict(data: bytes, units: bytes = units, at: int = 0, lost_code: int = LOST_CODE) -> bool:
+    def verdict(
+        data: bytes, units: bytes = units, at: int = 0, lost_code: int = PLACEHOLDER_CODE
+    ) -> bool:
         segment = SimpleNamespace(base=0, data_view=lambda end: memoryview(data))
         found = {look(units, [at, at + 1], segment, queue, lost_code) for look in looks}
         assert len(found) == 1, "both engines say the same"
@@ -152,5 +156,5 @@ def test_what_is_common_and_whole_is_seen_at_once_and_nothing_else(bench: Any) -
         for byte in (log[position + at] ^ 4, 0, 255):
             data = bytearray(log)
             data[position + at] = byte
-            is_seen = read_scanned(memoryview(data), position, 0, check_crc=True) is not None
+            is_seen = parse_log_record(memoryview(data), position, 0, check_crc=True) is not None
             assert is_seen or not verdict(bytes(data)), at

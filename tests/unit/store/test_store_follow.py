@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import StoreDamagedError, StoreError, StoreFullError
-from sluicemq.store.follow import Following
+from sluicemq.store.follow import LogFollower
 from sluicemq.store.queues import expired_units
 from sluicemq.store.store import Store
 from sluicemq.testing.files import PowerLost
@@ -29,16 +29,16 @@ def fill(bench: Any, count: int, seed: int = 1) -> None:
     bench.store.commit()
 
 
-def follower(bench: Any, **changes: Any) -> tuple[Any, Following]:
+def follower(bench: Any, **changes: Any) -> tuple[Any, LogFollower]:
     slave = type(bench)()
     return slave, slave.open(**changes).following()
 
 
-def feed(master: Store, following: Following, end: int | None = None, step: int = 700) -> None:
+def feed(master: Store, following: LogFollower, end: int | None = None, step: int = 700) -> None:
     """What a link does: the log's bytes in pieces, each within one file."""
     end = master.written_offset if end is None else end
     while following.end < end:
-        data = master.raw(following.end, min(step, end - following.end))
+        data = master.view_log(following.end, min(step, end - following.end))
         following.append(following.end, data)
 
 
@@ -91,7 +91,7 @@ def test_nothing_is_visible_before_it_is_dispatched(bench: Any) -> None:
 
 def test_nobody_else_writes_a_followed_log(bench: Any) -> None:
     store = bench.open()
-    store.following()
+    store.start_following()
     with pytest.raises(StoreError, match="slave"):
         bench.send(b"x")
 
@@ -126,7 +126,7 @@ def test_an_empty_store_begins_at_any_file(bench: Any) -> None:
     with pytest.raises(StoreError, match="ends at 0"):
         following.append(start + 5, b"x")
     following.append(start, master.raw(start, 300))
-    assert (slave.store.offset_min, following.end, following.is_empty) == (
+    assert (slave.store.log_start, following.end, following.is_empty) == (
         start,
         start + 300,
         False,
@@ -139,7 +139,7 @@ def test_an_empty_store_begins_at_any_file(bench: Any) -> None:
             assert mine == [m for m in theirs if m.physical_offset >= start]
     for kill in (False, True):
         store = slave.reopen(kill=kill)
-        assert (store.offset_min, store.written_offset) == (start, master.written_offset)
+        assert (store.log_start, store.written_offset) == (start, master.written_offset)
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 5, 6, 8, 12, 20])
@@ -153,7 +153,7 @@ def test_power_may_fail_while_a_store_begins_somewhere(bench: Any, after: int) -
     slave.files.power_fails_after = after
     try:
         following.truncate(0)
-        following.append(8192, bench.store.raw(8192, 100))
+        following.append(8192, bench.store.view_log(8192, 100))
         slave.store.sync()
     except PowerLost:
         pass
@@ -161,8 +161,8 @@ def test_power_may_fail_while_a_store_begins_somewhere(bench: Any, after: int) -
         other = type(bench)()
         other.files = slave.files.crash(random.Random(seed))
         store = other.open()
-        following = store.following()
-        assert following.end in (0, 8192) or (store.offset_min == 0 and following.end <= 500)
+        following = store.start_following()
+        assert following.end in (0, 8192) or (store.log_start == 0 and following.end <= 500)
         following.truncate(0)
         feed(bench.store, following)
         following.dispatch(None)
@@ -183,7 +183,7 @@ def test_a_truncated_store_is_empty_and_begins_again(bench: Any) -> None:
     following.append(8192, master.raw(8192, 4096))
     following.dispatch(None)
     store = slave.reopen(kill=True)
-    assert (store.offset_min, store.written_offset) == (8192, 12288)
+    assert (store.log_start, store.written_offset) == (8192, 12288)
 
 
 def test_truncation_reaches_into_every_derived_file(bench: Any) -> None:
@@ -257,20 +257,20 @@ def test_retention_works_under_a_follower(bench: Any) -> None:
     slave.store.tick()
     slave.store.sync()
     slave.clock.ms += 100 * 3_600_000
-    slave.store.retention.request()
+    slave.store.retention.request_manual_run()
     for step in slave.store.retention.clean():
         if callable(step):
             step()
-    start = slave.store.offset_min
+    start = slave.store.log_start
     assert start > 0
     end = following.end
     bench.send(b"more")
     feed(master, following)
     following.dispatch(None)
     following.truncate(end)
-    assert (slave.store.offset_min, following.end) == (start, end)
+    assert (slave.store.log_start, following.end) == (start, end)
     store = slave.reopen(kill=True)
-    assert (store.offset_min, store.written_offset) == (start, end)
+    assert (store.log_start, store.written_offset) == (start, end)
 
 
 def test_a_full_disk_refuses_bytes_and_takes_them_later(bench: Any) -> None:
@@ -352,14 +352,14 @@ def test_raw_gives_what_is_written_within_one_file(bench: Any) -> None:
     store = bench.open(is_gated=True)
     fill(bench, 100)
     end = store.written_offset
-    assert len(store.raw(4000, 1000)) == 96
-    assert bytes(store.raw(end - 5, 1000)) == bytes(store._log.record(end - 5, 5) or b"")
-    assert len(store.raw(end, 10)) == 0
-    assert store.fetch(4000, 1000) == bytes(store.raw(4000, 1000))
-    assert store.fetch(end, 10) == b""
+    assert len(store.view_log(4000, 1000)) == 96
+    assert bytes(store.view_log(end - 5, 1000)) == bytes(store._log.record_view(end - 5, 5) or b"")
+    assert len(store.view_log(end, 10)) == 0
+    assert store.read_log(4000, 1000) == bytes(store.view_log(4000, 1000))
+    assert store.read_log(end, 10) == b""
     for position in (-1, end + 1, 1 << 40):
-        with pytest.raises(StoreError, match="has nothing at"):
-            store.fetch(position, 10)
+        with pytest.raises(StoreError, match="contains the positions"):
+            store.read_log(position, 10)
 
 
 # --- what is derived

@@ -8,7 +8,7 @@ import pytest
 
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import decode_records
-from sluicemq.store.gather import Reach
+from sluicemq.store.gather import SpanLimit
 from sluicemq.store.read import ReadResult, ReadStatus
 
 
@@ -237,7 +237,7 @@ def test_next_offset_is_the_first_match_not_delivered(bench: Any) -> None:
     result = store.reader.read("T", 0, 0, 2, 1 << 20, Filter("b"))
     assert found(result) == [1, 4]
     assert result.next_offset == 7, "5 and 6 do not match and need not be looked at again"
-    assert result.scanned == 7
+    assert result.units_scanned == 7
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def rare(bench: Any) -> Any:
 
 def pulled(store: Any, offset: int, consumed: int | None) -> list[int]:
     """By an ordinary pull of a consumer that has consumed everything below `consumed`."""
-    reach = None if consumed is None else Reach(consumed)
+    reach = None if consumed is None else SpanLimit(consumed)
     result = store.reader.read("T", 0, offset, 32, None, Filter("wanted"), None, reach)
     assert result.next_offset % 100 == 0, "the first match that was not delivered"
     return found(result)
@@ -271,7 +271,7 @@ def test_what_the_consumer_holds_still_counts_in_the_span(rare: Any) -> None:
 
 
 def test_a_patient_consumer_asks_once_more_for_what_is_out_of_its_reach(rare: Any) -> None:
-    reach = Reach(900, 3000, is_patient=True)
+    reach = SpanLimit(900, 3000, is_patient=True)
     within = rare.reader.read("T", 0, 3000, 32, None, Filter("wanted"), None, reach)
     assert found(within) == list(range(3000, 3901, 100))
     assert (within.held_from, within.span, within.is_out_of_reach) == (900, 3000, False)
@@ -292,7 +292,7 @@ def test_scan_limit_ends_a_call_without_matches(bench: Any) -> None:
     three_tags(bench, 60)
     result = store.reader.read("T", 0, 5, 32, None, Filter("d"), 10)
     assert (result.status, result.next_offset) == (ReadStatus.NO_MATCHED_MESSAGE, 15)
-    assert result.scanned == 10
+    assert result.units_scanned == 10
 
 
 def test_whole_queue_is_seen_by_repeated_reads_with_any_limits(bench: Any) -> None:
@@ -355,7 +355,7 @@ def test_call_that_reads_records_looks_at_two_thousand_at_most(bench: Any) -> No
     bench.send(*[b""] * 2500)
     chooser = Filter(origin="JFK", as_set=False)
     result = store.reader.read("T", 0, 0, 32, None, chooser, 1_000_000)
-    assert (result.scanned, result.next_offset) == (2000, 2000)
+    assert (result.units_scanned, result.next_offset) == (2000, 2000)
 
 
 # --- places and times

@@ -81,7 +81,7 @@ def test_directory_without_a_log_is_refused(bench: Any) -> None:
     with pytest.raises(StoreError, match="/store does not exist"):
         open_reader(bench)
     bench.files.put("/store/config/topics.json", b"{}")
-    with pytest.raises(StoreError, match=r"holds no commit log.*storePathRootDir"):
+    with pytest.raises(StoreError, match=r"contains no commit log.*storePathRootDir"):
         open_reader(bench)
 
 
@@ -101,8 +101,8 @@ def test_only_wanted_queues_are_loaded_and_end_where_the_log_does(bench: Any) ->
     reader = StoreReader.open("/store", files=bench.files, wanted=wanted)
     assert reader.queues() == [("A", 0)]
     assert reader.queue_offsets("A", 0) == (0, 6)
-    assert reader.sound_end("A", 0) == 6
-    start, units = reader.unfiled_units("A", 0)
+    assert reader.verified_end("A", 0) == 6
+    start, units = reader.unflushed_units("A", 0)
     other = StoreReader.open("/store", files=bench.files, wanted=lambda *_: False)
     other.add_units("A", 0, start, units)
     assert other.queue_offsets("A", 0) == (0, 6)
@@ -130,4 +130,4 @@ def test_queue_ends_behind_its_last_whole_message(bench: Any) -> None:
             )
         reader = StoreReader.open("/store", files=bench.files, wanted=wanted)
         assert reader.queue_offsets("A", 0) == (0, 6)
-        assert reader.sound_end("A", 0) == lost
+        assert reader.verified_end("A", 0) == lost

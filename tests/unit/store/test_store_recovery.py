@@ -9,7 +9,7 @@ from sluicemq.errors import StoreDamagedError
 from sluicemq.record.codec import encode_record
 from sluicemq.store import dispatch
 from sluicemq.store.directory import read_checkpoint
-from sluicemq.store.log import DELAYS_MS, read_scanned
+from sluicemq.store.log import DELAYS_MS, parse_log_record
 
 LOG = "/store/commitlog/" + "0" * 20
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
@@ -98,12 +98,12 @@ def test_units_behind_the_mark_do_not_make_a_start_rebuild_all(bench: Any) -> No
     bench.clock.ms += 20_000
     store.tick()
     store.sync()
-    mark = read_checkpoint(bench.files, "/store/checkpoint").mark
+    mark = read_checkpoint(bench.files, "/store/checkpoint").latest
     bench.send(b"1", b"2", b"3", topic="New")
     bench.clock.ms += 1500
     store.tick()
     assert bench.files.content("/store/consumequeue/New/0/" + "0" * 20).strip(b"\0"), "written"
-    assert read_checkpoint(bench.files, "/store/checkpoint").mark == mark
+    assert read_checkpoint(bench.files, "/store/checkpoint").latest == mark
     store = bench.reopen(kill=True)
     assert (store.recovered.units_added, store.recovered.is_rebuilt) == (3, False)
     assert bench.bodies("New") == [b"1", b"2", b"3"]
@@ -120,7 +120,7 @@ def test_mark_is_made_after_log_and_queues_are_synced(bench: Any) -> None:
     assert synced[-1] == "/store/checkpoint"
     first_queue = next(n for n, path in enumerate(synced) if "consumequeue" in path)
     assert all("commitlog" in path for path in synced[:first_queue])
-    mark = read_checkpoint(bench.files, "/store/checkpoint").mark
+    mark = read_checkpoint(bench.files, "/store/checkpoint").latest
     assert mark is not None
     assert (mark.log_offset, mark.queues, mark.units) == (store.written_offset, 3, 60)
 
@@ -195,11 +195,11 @@ def test_record_cut_at_any_byte_is_torn(topic: str, properties: bytes, host: byt
         properties=properties, flag=0, sys_flag=0, born_time_ms=1, born_host=host,
         store_time_ms=256, store_host=host,
     )  # fmt: skip
-    assert read_scanned(memoryview(whole), 0, 100, check_crc=True) is not None
+    assert parse_log_record(memoryview(whole), 0, 100, check_crc=True) is not None
     for size in range(len(whole)):
         cut = whole[:size] + bytes(len(whole) - size)
         if cut != whole:
-            assert read_scanned(memoryview(cut), 0, 100, check_crc=True) is None, size
+            assert parse_log_record(memoryview(cut), 0, 100, check_crc=True) is None, size
 
 
 def test_record_that_lacks_any_sector_is_torn() -> None:
@@ -213,7 +213,7 @@ def test_record_that_lacks_any_sector_is_torn() -> None:
             begin, end = max(start, 0), min(start + 512, len(whole))
             lost = whole[:begin] + bytes(end - begin) + whole[end:]
             if lost != whole:
-                found = read_scanned(memoryview(lost), 0, 0, check_crc=True)
+                found = parse_log_record(memoryview(lost), 0, 0, check_crc=True)
                 assert found is None, (shift, start)
 
 
@@ -387,7 +387,7 @@ def test_record_whose_topic_can_be_no_directory_is_passed_over(
     bench: Any, topic: str, singles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing covers the topic: a damaged one must not lead out of the store."""
-    monkeypatch.setattr(dispatch, "SINGLES_FIRST", singles)
+    monkeypatch.setattr(dispatch, "SINGLE_RECORDS_FIRST", singles)
     told: list[str] = []  # not caplog: other tests of a process switch logging off
     monkeypatch.setattr(dispatch.logger, "error", lambda text, *_: told.append(text))
     bench.open()
@@ -406,7 +406,7 @@ def test_record_whose_topic_can_be_no_directory_is_passed_over(
     bench.open()
     bench.send(b"y")
     bench.store.close()
-    assert any("is passed over" in text for text in told)
+    assert any("is skipped" in text for text in told)
     assert bench.files.names("/store/consumequeue") == ["T"]
     assert not any("elsewhere" in path or "/a/b" in path for path in paths(bench))
 
@@ -484,7 +484,7 @@ def test_rebuilt_units_of_delayed_messages_follow_the_configured_levels(
     bench: Any, singles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Singly and in columns: the walk of recovery has both."""
-    monkeypatch.setattr(dispatch, "SINGLES_FIRST", singles)
+    monkeypatch.setattr(dispatch, "SINGLE_RECORDS_FIRST", singles)
     bench.open(delay_levels="7s 90m")
     for number in range(40):
         level = str(1 + number % 3)
@@ -507,11 +507,11 @@ def test_torn_slot_of_the_checkpoint_leaves_the_other(bench: Any) -> None:
         bench.clock.ms += 20_000
         store.tick()
         store.sync()
-    newest = read_checkpoint(bench.files, "/store/checkpoint").mark
+    newest = read_checkpoint(bench.files, "/store/checkpoint").latest
     assert newest is not None
     at = (1024, 2048)[newest.sequence % 2]
     bench.files.open("/store/checkpoint").pwrite(b"?", at + 30)
-    older = read_checkpoint(bench.files, "/store/checkpoint").mark
+    older = read_checkpoint(bench.files, "/store/checkpoint").latest
     assert older is not None
     assert older.sequence == newest.sequence - 1
     bench.reopen(kill=True)

@@ -10,7 +10,7 @@ import pytest
 from sluicemq.errors import StoreDamagedError, StoreError, StoreLockedError
 from sluicemq.files import read_text, replace_text
 from sluicemq.store.directory import read_checkpoint
-from sluicemq.store.log import LOST_CODE, LOST_NAME, CommitLog
+from sluicemq.store.log import PLACEHOLDER_CODE, PLACEHOLDER_NAME, CommitLog
 from sluicemq.store.tools.repair import LostRange, RepairReport, repair
 
 LOG = "/store/commitlog/"
@@ -193,9 +193,9 @@ def test_place_holder_says_what_it_is(bench: Any) -> None:
     log.segments.load()
     record = next(r for r in log.scan(sent[9][3]))
     assert (record.topic, record.queue_id, record.queue_offset) == (b"A", 0, sent[9][2])
-    assert record.properties == f"{LOST_NAME}\x011\x02".encode()
-    assert record.is_lost
-    assert record.tag_code() == LOST_CODE
+    assert record.properties == f"{PLACEHOLDER_NAME}\x011\x02".encode()
+    assert record.is_placeholder
+    assert record.tag_code() == PLACEHOLDER_CODE
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, 4095])
@@ -294,7 +294,7 @@ def fill_delayed(bench: Any) -> list[tuple[int, int, int]]:
     bench.open(delay_levels="7s 90m")
     for number in range(6):
         bench.append(b"%d" % number, topic=DELAYED, properties={"DELAY": str(1 + number % 2)})
-        bench.store.writer.delay_last(DELAYED, 0, (7_000, 5_400_000)[number % 2])
+        bench.store.writer.delay_last_message(DELAYED, 0, (7_000, 5_400_000)[number % 2])
     bench.store.commit()
     bench.store.close()
     return delayed_units(bench)
@@ -400,10 +400,10 @@ def test_interrupted_repair_is_finished_by_the_next(bench: Any) -> None:
 
 def test_mark_after_a_repair_is_new_and_keeps_the_index(bench: Any) -> None:
     sent = fill(bench)
-    before = read_checkpoint(bench.files, "/store/checkpoint").mark
+    before = read_checkpoint(bench.files, "/store/checkpoint").latest
     overwrite(bench, sent[9][3], b"\xff" * 50)
     run(bench, write=True)
-    after = read_checkpoint(bench.files, "/store/checkpoint").mark
+    after = read_checkpoint(bench.files, "/store/checkpoint").latest
     assert before is not None
     assert after is not None
     assert after.sequence == before.sequence + 1

@@ -16,13 +16,13 @@ from sluicemq.record.codec import decode_records
 from sluicemq.store.read import ReadStatus
 from sluicemq.store.retain import (
     HOUR_MS,
+    DiskUsage,
     LogFile,
-    Usage,
-    decide,
+    decide_deletion,
+    deletion_ms,
+    disk_full_error,
     expiry_ms,
     local_hour,
-    loss_ms,
-    refusal,
     warning_ms,
 )
 from sluicemq.store.store import Store
@@ -55,15 +55,15 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 def test_the_disk_frees_expired_files_above_75_and_any_above_85_percent(
     percent: float, takes: tuple[bool, bool]
 ) -> None:
-    assert decide(CONFIG, percent, NOON_MS)[:2] == takes
+    assert decide_deletion(CONFIG, percent, NOON_MS)[:2] == takes
 
 
 @pytest.mark.parametrize(("hour", "takes"), [(3, False), (4, True), (5, False), (16, True)])
 def test_the_hours_of_delete_when_free_expired_files(hour: int, takes: bool) -> None:
     config = replace(CONFIG, delete_hours=("04", "16"))
     now_ms = NOON_MS + (hour - 12) * HOUR_MS
-    assert decide(config, 10.0, now_ms)[:2] == (takes, False)
-    assert decide(config, 10.0, now_ms + HOUR_MS - 1)[0] is takes
+    assert decide_deletion(config, 10.0, now_ms)[:2] == (takes, False)
+    assert decide_deletion(config, 10.0, now_ms + HOUR_MS - 1)[0] is takes
 
 
 def test_hours_are_those_of_the_local_time_zone(utc: Callable[[str], None]) -> None:
@@ -74,18 +74,18 @@ def test_hours_are_those_of_the_local_time_zone(utc: Callable[[str], None]) -> N
 
 
 def test_an_administrator_frees_expired_files_at_any_hour() -> None:
-    assert decide(CONFIG, 10.0, NOON_MS, is_manual=True)[:2] == (True, False)
+    assert decide_deletion(CONFIG, 10.0, NOON_MS, is_manual=True)[:2] == (True, False)
 
 
 def test_force_can_be_forbidden() -> None:
     config = replace(CONFIG, clean_forcibly=False)
-    assert decide(config, 99.0, NOON_MS)[:2] == (True, False)
+    assert decide_deletion(config, 99.0, NOON_MS)[:2] == (True, False)
 
 
 def test_a_high_used_ratio_keeps_files_until_sends_are_refused() -> None:
     config = replace(CONFIG, disk_used_ratio_max=95)
-    assert decide(config, 88.0, NOON_MS)[:2] == (False, False)
-    assert decide(config, 90.1, NOON_MS)[:2] == (True, True)
+    assert decide_deletion(config, 88.0, NOON_MS)[:2] == (False, False)
+    assert decide_deletion(config, 90.1, NOON_MS)[:2] == (True, True)
 
 
 def test_a_file_is_kept_and_its_readers_are_warned_by_its_last_write() -> None:
@@ -98,27 +98,27 @@ def test_a_file_is_kept_and_its_readers_are_warned_by_its_last_write() -> None:
 def test_the_time_of_a_loss_is_the_next_hour_of_delete_when_after_the_expiry() -> None:
     file = LogFile(0, 4096, NOON_MS + 60_000)
     config = replace(CONFIG, file_reserved_hours=10)  # expires at 22:01
-    assert loss_ms(file, config, 10.0, NOON_MS) == NOON_MS + 16 * HOUR_MS
-    assert loss_ms(file, config, 80.0, NOON_MS) == NOON_MS + 60_000 + 10 * HOUR_MS
+    assert deletion_ms(file, config, 10.0, NOON_MS) == NOON_MS + 16 * HOUR_MS
+    assert deletion_ms(file, config, 80.0, NOON_MS) == NOON_MS + 60_000 + 10 * HOUR_MS
     at_22 = replace(config, delete_hours=("22",))
-    assert loss_ms(file, at_22, 10.0, NOON_MS) == NOON_MS + 60_000 + 10 * HOUR_MS
+    assert deletion_ms(file, at_22, 10.0, NOON_MS) == NOON_MS + 60_000 + 10 * HOUR_MS
     late_ms = NOON_MS + 15 * HOUR_MS + 7  # expired for five hours, a full hour is next
-    assert loss_ms(file, config, 10.0, late_ms) == NOON_MS + 16 * HOUR_MS
+    assert deletion_ms(file, config, 10.0, late_ms) == NOON_MS + 16 * HOUR_MS
 
 
 def test_the_time_of_a_loss_follows_a_change_of_the_clocks(utc: Callable[[str], None]) -> None:
     utc("Europe/Berlin")
     evening_ms = 1_698_523_200_000  # 2023-10-28T22:00 there; the night has an hour more
     file = LogFile(0, 4096, evening_ms - CONFIG.file_reserved_hours * HOUR_MS)
-    assert loss_ms(file, CONFIG, 10.0, evening_ms) == evening_ms + 7 * HOUR_MS
+    assert deletion_ms(file, CONFIG, 10.0, evening_ms) == evening_ms + 7 * HOUR_MS
 
 
 def test_a_refusal_names_path_used_limit_free_and_cure() -> None:
-    error = refusal(Usage("/data/commitlog", 1000, 50), CONFIG)
+    error = disk_full_error(DiskUsage("/data/commitlog", 1000, 50), CONFIG)
     assert str(error) == (
         "The disk of /data/commitlog is too full: 950 of 1000 bytes (95.0 %) are used, the limit"
-        " is 900 (diskSpaceWarningLevelRatio = 90 %), 50 are free. Make room, or lower"
-        " fileReservedTime; sending works again by itself."
+        " is 900 (diskSpaceWarningLevelRatio = 90 %), 50 are free. Free disk space, or lower"
+        " fileReservedTime. Sending then works again without a restart."
     )
 
 
@@ -132,10 +132,10 @@ class Told:
         self.bench = bench
         self.heard: list[object] = []
 
-    def queue_moves(self, topic: str, queue_id: int, old_min: int, new_min: int) -> None:
+    def on_messages_deleted(self, topic: str, queue_id: int, old_min: int, new_min: int) -> None:
         self.heard.append((topic, queue_id, old_min, new_min))
 
-    def file_goes(self, file: LogFile, why: str) -> None:
+    def on_file_deleted(self, file: LogFile, why: str) -> None:
         assert self.bench.files.exists(f"{LOG}/{file.base:020d}"), "told before it goes"
         self.heard.append(f"file {file.base}: {why}")
 
@@ -146,7 +146,7 @@ def store(bench: Any) -> Any:
     bench.files.clock = bench.clock
     bench.clock.ms = NOON_MS
     opened = bench.open(delete_file_interval_ms=0, delete_queue_file_interval_ms=0)
-    bench.watcher = opened.retention.watcher = Told(bench)
+    bench.watcher = opened.retention.observer = Told(bench)
     for number in range(13):
         bench.send(bytes([number]) * 1200, queue_id=number % 2)
     mark(bench)
@@ -187,7 +187,7 @@ def test_expired_files_go_at_the_hour_and_never_the_last(bench: Any, store: Any)
     expire(bench)
     clean(bench)
     assert names(bench) == [4 * 4096]
-    assert store.offset_min == 4 * 4096
+    assert store.log_start == 4 * 4096
     assert bench.bodies(queue_id=0) == [bytes([12]) * 1200]
     assert bench.bodies(queue_id=1) == []
     assert store.queue_offsets("T", 1) == (6, 6)
@@ -367,7 +367,7 @@ def test_a_mapped_file_is_read_to_its_end_after_it_was_removed(tmp_path: Path) -
         store.writer.append("T", 0, bytes([number]) * 30_000, b"", 0, 0, 0, 1, bytes(8), bytes(8))
         store.commit()
     store.sync()
-    store._checkpoint_s = store._queues_flush_s = 0.0
+    store._checkpoints._last_s = store._last_queue_flush_s = 0.0
     store.tick()
     store.sync()
     slices = store.reader.read("T", 0, 0, 32, 1 << 20).data
@@ -414,7 +414,7 @@ def test_queue_files_go_behind_the_log_but_not_the_last(bench: Any) -> None:
     assert [int(name) for name in bench.files.names(directory)] == [
         base for base in (0, 400, 800, 1200) if base + 400 > low * 20
     ]
-    assert starts == [store.offset_min]
+    assert starts == [store.log_start]
     bench.reopen()
     assert bench.store.queue_offsets("T", 0) == (low, 70)
 
@@ -426,8 +426,8 @@ def test_a_file_that_cannot_be_removed_ends_the_run_and_is_tried_again(
     bench.files.fail_next("remove", errno.EACCES)
     clean(bench)
     assert len(names(bench)) == 5
-    assert "cannot be removed" in caplog.text
-    assert store.offset_min == 4096, "nobody reads it any more"
+    assert "cannot remove" in caplog.text
+    assert store.log_start == 4096, "nobody reads it any more"
     clean(bench)
     assert names(bench) == [4 * 4096]
 
@@ -437,21 +437,21 @@ def test_a_file_that_could_not_be_removed_is_no_gap_after_a_restart(bench: Any, 
     bench.files.fail_next("remove", errno.EACCES)
     clean(bench)
     bench.reopen()
-    assert bench.store.offset_min == 0
+    assert bench.store.log_start == 0
     assert len(bench.bodies()) == 7, "they are back, for the time being"
 
 
 def test_questions_about_what_goes_next(bench: Any, store: Any) -> None:
     retention = store.retention
-    assert [file.base for file in retention.oldest()] == [0, 4096, 8192, 12288]
-    assert retention.expiring() == []
+    assert [file.base for file in retention.deletable_files()] == [0, 4096, 8192, 12288]
+    assert retention.expiring_files() == []
     bench.clock.ms = NOON_MS + 58 * HOUR_MS  # 80 % of 72 hours are 57.6
-    assert len(retention.expiring()) == 4
+    assert len(retention.expiring_files()) == 4
     assert retention.first_offset_from("T", 0, 4096) == 2
     assert retention.first_offset_from("T", 9, 4096) == 0
-    assert retention.place_of("T", 0, 0) == 0
-    assert retention.place_of("T", 0, 7) == -1
-    assert retention.place_of("T", 9, 0) == -1
+    assert retention.position_of("T", 0, 0) == 0
+    assert retention.position_of("T", 0, 7) == -1
+    assert retention.position_of("T", 9, 0) == -1
 
 
 def test_many_queues_are_handled_in_slices(bench: Any) -> None:
@@ -473,19 +473,19 @@ def test_many_queues_are_handled_in_slices(bench: Any) -> None:
 
 def test_sends_are_refused_above_the_limit_and_taken_again_below(bench: Any, store: Any) -> None:
     fill(bench, 90)
-    store.retention.look()
+    store.retention.check_disk()
     bench.send(b"at the limit")
     fill(bench, 90.1)
-    store.retention.look()
+    store.retention.check_disk()
     with pytest.raises(StoreFullError, match=r"/store/commitlog .*limit is 900000.*99000 are free"):
         bench.append(b"refused")
     with pytest.raises(StoreFullError):
         bench.append(b"every time")
-    assert store.retention.is_refusing
+    assert store.retention.is_refusing_sends
     assert len(bench.bodies()) == 8, "reading goes on"
     assert store.sync() == store.written_offset, "flushing goes on"
     fill(bench, 89)
-    store.retention.look()
+    store.retention.check_disk()
     bench.send(b"again")
     assert bench.bodies()[-1] == b"again"
 
@@ -493,14 +493,14 @@ def test_sends_are_refused_above_the_limit_and_taken_again_below(bench: Any, sto
 def test_the_disk_of_the_queues_counts_too(bench: Any, store: Any) -> None:
     usages = {"/store/commitlog": (1000, 900), "/store/consumequeue": (1000, 50)}
     bench.files.usage = lambda path: usages[path]
-    assert store.retention.look() == 95.0
+    assert store.retention.check_disk() == 95.0
     with pytest.raises(StoreFullError, match="/store/consumequeue is too full"):
         bench.append(b"x")
 
 
 def test_a_directory_that_is_not_there_yet_is_on_the_disk_of_the_store(bench: Any) -> None:
     store = bench.open()
-    assert store.retention.look() == 50.0
+    assert store.retention.check_disk() == 50.0
 
 
 def test_a_full_disk_refuses_clearly_loses_nothing_and_serves_again(bench: Any) -> None:
@@ -511,7 +511,7 @@ def test_a_full_disk_refuses_clearly_loses_nothing_and_serves_again(bench: Any) 
     bench.files.free_bytes = 0
     for _ in range(3):
         bench.append(b"z" * 3000)
-        with pytest.raises(StoreFullError, match="There is no room for the commit log"):
+        with pytest.raises(StoreFullError, match="The disk has no room for the commit log"):
             store.commit()
         mark(bench)  # queue files and checkpoint find no room either: that is no harm
     assert len(bench.bodies()) == len(kept)
@@ -563,11 +563,14 @@ def test_cleaning_queues_stops_in_time_and_goes_on_in_the_next_run(bench: Any) -
     mark(bench)
     expire(bench)
     until_s = bench.clock.monotonic_s() + 0.15
+    pauses = set()
     for step in store.retention.clean(until_s):
         if callable(step):
             step()
-        elif step == 0.1:
-            bench.clock.ms += 100
+        else:
+            pauses.add(step)
+            bench.clock.ms += round(step * 1000)
+    assert 0.1 in pauses
     directory = "/store/consumequeue/T/0"
     assert bench.files.names(directory)[0] == f"{400:020d}", "one went, then the time was over"
     clean(bench)

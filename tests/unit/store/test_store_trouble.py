@@ -246,7 +246,7 @@ def test_runtime_figures(bench: Any) -> None:
     start = bench.clock.ms
     bench.send(b"x")
     bench.clock.ms += 90_061_000
-    runtime = store.runtime()
+    runtime = store.runtime_info()
     assert runtime["bootTimestamp"] == str(start)
     assert runtime["runtime"] == "[ 1 days, 1 hours, 1 minutes, 1 seconds ]"
     assert runtime["commitLogMinOffset"] == "0"
@@ -265,4 +265,4 @@ def test_queues_are_listed(bench: Any) -> None:
     assert sorted(store.queues()) == [("A", 3), ("B", 0)]
     assert store.queue_exists("A", 3)
     assert not store.queue_exists("A", 0)
-    assert store.offset_min == 0
+    assert store.log_start == 0

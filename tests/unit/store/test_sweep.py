@@ -10,9 +10,9 @@ from sluicemq.record.codec import encode_record
 from sluicemq.record.layout import MAGIC_BLANK
 from sluicemq.store import dispatch
 from sluicemq.store import log as scan
-from sluicemq.store.bulk import Sweep, unproved_heads
+from sluicemq.store.bulk import Sweep, unverified_heads
 from sluicemq.store.dispatch import sweep_records
-from sluicemq.store.log import CommitLog, Scanned
+from sluicemq.store.log import CommitLog, LogRecord
 from sluicemq.testing.files import CrashableFiles
 
 pytestmark = pytest.mark.slow
@@ -39,8 +39,8 @@ TOPICS = ["A", "B", *(f"Topic{n}" for n in range(12)), "SCHEDULE_TOPIC_XXXX", "%
 
 @pytest.fixture(autouse=True)
 def columns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "SINGLES_FIRST", 20)
-    monkeypatch.setattr(dispatch, "SINGLES_BETWEEN", 5)
+    monkeypatch.setattr(dispatch, "SINGLE_RECORDS_FIRST", 20)
+    monkeypatch.setattr(dispatch, "SINGLE_RECORDS_BETWEEN", 5)
 
 
 def record(rng: random.Random, position: int, offset: int, kind: str) -> bytes:
@@ -60,7 +60,7 @@ def record(rng: random.Random, position: int, offset: int, kind: str) -> bytes:
         born_host=HOST if kind != "all" else rng.choice([HOST, HOST_IPV6]),
         store_time_ms=1_700_000_000_000 + offset,
         store_host=HOST if kind != "all" else rng.choice([HOST, HOST_IPV6]),
-        prepared_offset=0 if plain else rng.choice([0, 5, scan.LOST_MARK]),
+        prepared_offset=0 if plain else rng.choice([0, 5, scan.PLACEHOLDER_PREPARED_OFFSET]),
     )
 
 
@@ -101,7 +101,7 @@ def swept(log: CommitLog, **options: Any) -> tuple[list[tuple[Any, ...]], int]:
     """The same by columns, in the order of the log, and how many came in columns."""
     found, columns, end = [], 0, 0
     for part in sweep_records(log, 0, **options):
-        if isinstance(part, Scanned):
+        if isinstance(part, LogRecord):
             rows = [(part, part.queue_offset, part.position, part.size_bytes, part.tag_code())]
             found += [(s.topic, s.queue_id, *rest) for s, *rest in rows if s.is_queued]
         else:
@@ -110,7 +110,7 @@ def swept(log: CommitLog, **options: Any) -> tuple[list[tuple[Any, ...]], int]:
             columns += part.count
             for group in part.groups:
                 found += [(group.topic, group.queue_id, o, *unit) for o, unit in group.rows()]
-                assert group.is_row == (
+                assert group.is_consecutive == (
                     [o for o, _ in group.rows()]
                     == list(range(group.rows()[0][0], group.rows()[0][0] + len(group.rows())))
                 )
@@ -174,10 +174,10 @@ def test_heads_are_proved_by_size_magic_position_queue_and_offset(field_at: int)
     size = (len(log) - 7) // count
     rows = [struct.pack(">qiq", position, size, code) for position, _, code in units]
     offsets = range(count)
-    assert unproved_heads(memoryview(log), base, b"".join(rows), 3, offsets) == []
+    assert unverified_heads(memoryview(log), base, b"".join(rows), 3, offsets) == []
     rows[5] = struct.pack(">qiq", base - 8, size, 7)
-    rows[6] = struct.pack(">qiq", units[6][0], size, scan.LOST_CODE)
+    rows[6] = struct.pack(">qiq", units[6][0], size, scan.PLACEHOLDER_CODE)
     rows[-1] = struct.pack(">qiq", units[-1][0], size + 1, 7)
     log[units[bad][0] - base + field_at] ^= 1
-    found = unproved_heads(memoryview(log), base, b"".join(rows), 3, offsets)
+    found = unverified_heads(memoryview(log), base, b"".join(rows), 3, offsets)
     assert found == [5, 6, bad, count - 1]

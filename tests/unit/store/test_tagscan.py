@@ -5,7 +5,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from sluicemq.store.bulk import TagHits, find_codes
+from sluicemq.store.bulk import TagHits, find_tag_codes
 from sluicemq.store.queues import BLANK_UNIT, UNIT
 
 INTERESTING = [0, 1, -1, 97, -97, (1 << 31) - 1, -(1 << 31), 1 << 31, -(1 << 31) - 1, 1 << 40]
@@ -22,24 +22,24 @@ def units(codes: list[int]) -> bytes:
 def test_scan_equals_a_loop(stored: list[int], wanted: frozenset[int]) -> None:
     expected = [index for index, code in enumerate(stored) if code in wanted]
     data = units(stored)
-    assert find_codes(memoryview(data), wanted).tolist() == expected
-    assert find_codes(bytearray(data), wanted).tolist() == expected
+    assert find_tag_codes(memoryview(data), wanted).tolist() == expected
+    assert find_tag_codes(bytearray(data), wanted).tolist() == expected
 
 
 def test_scan_begins_anywhere_in_a_file() -> None:
     data = memoryview(units([1, 2, 3, 2]))
     for start in range(5):
         expected = [i - start for i in (1, 3) if i >= start]
-        assert find_codes(data[start * 20 :], {2}).tolist() == expected
+        assert find_tag_codes(data[start * 20 :], {2}).tolist() == expected
 
 
 def test_times_of_delayed_messages_are_not_taken_for_tags() -> None:
     low_word = 1_700_000_000_123 & 0x7FFFFFFF
-    assert find_codes(memoryview(units([1_700_000_000_123])), {low_word}).tolist() == []
+    assert find_tag_codes(memoryview(units([1_700_000_000_123])), {low_word}).tolist() == []
 
 
 def test_blank_units_have_code_zero() -> None:
-    assert find_codes(memoryview(BLANK_UNIT * 3), {97}).tolist() == []
+    assert find_tag_codes(memoryview(BLANK_UNIT * 3), {97}).tolist() == []
 
 
 class FakeQueue:

@@ -9,7 +9,7 @@ import pytest
 
 from cost import assert_linear, cpu_s, growth
 from sluicemq.errors import ProtocolError, RequestError
-from sluicemq.net.limits import BODY_BYTES_MAX, check_plain, check_request
+from sluicemq.net.limits import BODY_BYTES_MAX, check_fastjson_extensions, check_request
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import queue_from
@@ -91,7 +91,7 @@ def test_no_body_that_a_request_may_have_takes_longer_than_milliseconds(
     def serve(body: bytes) -> None:
         with contextlib.suppress(ProtocolError, RequestError):
             check_request(Command(RequestCode.LOCK_BATCH_MQ, {}, body), frozenset())
-            check_plain(body)
+            check_fastjson_extensions(body)
             fastjson.loads(body)
 
     count = SMALL

@@ -15,15 +15,15 @@ from typing import Any, Final
 
 from sluicemq.acl import loading as edit
 from sluicemq.acl.guard import Guard, access_status
-from sluicemq.acl.loading import Texts, decoded
-from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF
+from sluicemq.acl.loading import RuleFiles, decode_text
+from sluicemq.acl.rules import GROUP_PREFIX, PERMISSION_WORDS
 from sluicemq.broker.group_commit import Announced
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.files import Files, overwrite_text
 from sluicemq.model.topic import DataVersion
-from sluicemq.net.dispatch import Deferred, Peer, finish_answer
+from sluicemq.net.dispatch import OutcomeHandler, Peer, encode_response_to
 from sluicemq.net.work.background import Offload
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import ResponseCode
@@ -53,7 +53,7 @@ class AccessAdmin:
     files: Files
     clock: Clock
     offload: Offload
-    deferred: Deferred
+    deferred: OutcomeHandler
     waiting: deque[Callable[[], None]] = field(default_factory=deque, init=False)
 
     # --- changes
@@ -122,18 +122,18 @@ class AccessAdmin:
         def work() -> Any:
             """Blocking. Raises ConfigurationError with file, line and cure, OSError."""
             news, texts = {}, []
-            for name, data in guard.source.texts().items:
-                text = change(decoded(name, data)) if place in (None, name) else None
+            for name, data in guard.source.read_files().contents:
+                text = change(decode_text(name, data)) if place in (None, name) else None
                 if text is not None:
                     news[name] = text
                 texts.append((name, data if text is None else text.encode()))
-            guard.source.read(Texts(tuple(texts)))
+            guard.source.load(RuleFiles(tuple(texts)))
             for name, text in news.items():
                 overwrite_text(self.files, name, text)
-            return guard.look()
+            return guard.check_files()
 
         def done(found: Any) -> Announced:
-            guard.settle(found)
+            guard.apply_checked_files(found)
             return Announced(Command(ResponseCode.SUCCESS))
 
         self._in_order(command, peer, work, done, failed)
@@ -158,7 +158,7 @@ class AccessAdmin:
             if isinstance(answer, Announced):
                 self.deferred(answer, command, peer)
             else:
-                peer.write(b"" if command.is_oneway else finish_answer(answer, command))
+                peer.write(b"" if command.is_oneway else encode_response_to(answer, command))
             if self.waiting:
                 self.waiting[0]()
 
@@ -171,13 +171,13 @@ class AccessAdmin:
     def versions(self, command: Command, peer: Peer) -> None:
         """52: editions of the files."""
         guard = self._in_force()
-        texts = guard.texts.items if guard.texts is not None else ()
+        texts = guard.files.contents if guard.files is not None else ()
 
         def work() -> dict[str, Any]:
             objects = {}
             for path, data in texts:
-                counter, time_ms = edit.version_of(decoded(path, data))
-                version = DataVersion(counter, time_ms or guard.since_ms)
+                counter, time_ms = edit.version_of(decode_text(path, data))
+                version = DataVersion(counter, time_ms or guard.loaded_ms)
                 objects[path] = data_version_object(version)
             return objects
 
@@ -201,19 +201,21 @@ class AccessAdmin:
         for account in guard.accounts.values():
             entries: dict[bool, list[str]] = {True: [], False: []}
             for name, permission in account.permissions.items():
-                entry = f"{name.removeprefix(GROUP_PREFIX)}={WORD_OF[permission]}"
+                entry = f"{name.removeprefix(GROUP_PREFIX)}={PERMISSION_WORDS[permission]}"
                 entries[name.startswith(GROUP_PREFIX)].append(entry)
             shown.append({
                 "accessKey": account.access_key,
                 "secretKey": MASK,
-                "whiteRemoteAddress": "" if account.white is None else account.white.text,
+                "whiteRemoteAddress": (
+                    "" if account.white_addresses is None else account.white_addresses.text
+                ),
                 "admin": account.is_admin,
-                "defaultTopicPerm": WORD_OF[account.topic_default],
-                "defaultGroupPerm": WORD_OF[account.group_default],
+                "defaultTopicPerm": PERMISSION_WORDS[account.topic_default],
+                "defaultGroupPerm": PERMISSION_WORDS[account.group_default],
                 "topicPerms": entries[False],
                 "groupPerms": entries[True],
             })  # fmt: skip
-        white = [pattern.text for pattern in rules.white]
+        white = [pattern.text for pattern in rules.white_addresses]
         body = {"globalWhiteAddrs": white, "plainAccessConfigs": shown}
         return Command(ResponseCode.SUCCESS, body=fastjson.dumps_strict(body))
 

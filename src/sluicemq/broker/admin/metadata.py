@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeVar
 
-from sluicemq.broker.group_commit import Announced, Postponed, in_steps
+from sluicemq.broker.group_commit import Announced, Postponed, run_or_postpone
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topics, group_fault, topic_fault
+from sluicemq.broker.topics import Groups, Topics, find_group_name_fault, find_topic_name_fault
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import (
     CLEANUP_POLICY,
@@ -29,7 +29,7 @@ from sluicemq.model.topic import (
     pop_retry_topic,
 )
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Steps, decoding
+from sluicemq.net.work.background import WorkItem, decode_body
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
@@ -218,8 +218,8 @@ class Metadata:
     def create_topics(self, command: Command, peer: Peer) -> Announced | Postponed:
         """18: nothing changes if one of them cannot be."""
 
-        def steps() -> Steps[Announced]:
-            configs = yield from decoding(_topics_of, command.body)
+        def steps() -> WorkItem[Announced]:
+            configs = yield from decode_body(_topics_of, command.body)
             checked = []
             for number, portion in enumerate(_portions(configs)):
                 if number:
@@ -231,11 +231,11 @@ class Metadata:
                 self.topics.put(*portion)
             return Announced(Command(ResponseCode.SUCCESS))
 
-        return in_steps(steps())
+        return run_or_postpone(steps())
 
     def _topic(self, config: TopicConfig, changes: Iterable[tuple[str, str | None]]) -> TopicConfig:
         """What a topic becomes. Raises RequestError for what it cannot be."""
-        _require(topic_fault(config.name, TOPIC_LENGTH_MAX))
+        _require(find_topic_name_fault(config.name, TOPIC_LENGTH_MAX))
         self._check_system(config.name)
         for count in (config.read_queues, config.write_queues):
             if not 0 <= count <= QUEUES_MAX:
@@ -269,9 +269,9 @@ class Metadata:
                 # settled by their own one, which may fail.
                 self.end_turn()
                 self.store.delete_topic(gone)
-                self.offsets.topic_deleted(gone)
+                self.offsets.delete_topic(gone)
         else:  # a name that no topic can have is no path either
-            _require(topic_fault(name, TOPIC_LENGTH_MAX))
+            _require(find_topic_name_fault(name, TOPIC_LENGTH_MAX))
             self.offsets.forget(topic=name)
         return Announced(Command(ResponseCode.SUCCESS))
 
@@ -309,8 +309,8 @@ class Metadata:
     def create_groups(self, command: Command, peer: Peer) -> Announced | Postponed:
         """225: nothing changes if one of them cannot be."""
 
-        def steps() -> Steps[Announced]:
-            configs = yield from decoding(_groups_of, command.body)
+        def steps() -> WorkItem[Announced]:
+            configs = yield from decode_body(_groups_of, command.body)
             checked: list[GroupConfig] = []
             for number, portion in enumerate(_portions(configs)):
                 if number:
@@ -322,13 +322,13 @@ class Metadata:
                 self.groups.put(*portion)
             return Announced(Command(ResponseCode.SUCCESS))
 
-        return in_steps(steps())
+        return run_or_postpone(steps())
 
     def _checked(self, configs: Iterable[GroupConfig]) -> list[GroupConfig]:
         """Return what groups become. Raises RequestError for what they cannot be."""
         checked = []
         for config in configs:
-            _require(group_fault(config.name))
+            _require(find_group_name_fault(config.name))
             if not 0 <= config.retry_queues <= QUEUES_MAX:
                 raise _invalid(
                     f"A group cannot have {config.retry_queues} retry queues: the limit is "
@@ -360,7 +360,7 @@ class Metadata:
     def group(self, header: GetGroupConfigRequest, command: Command, peer: Peer) -> Command:
         """352: makes the group where groups are made on their own."""
         name = header.group
-        config = self.groups.find(name)
+        config = self.groups.get_or_create(name)
         if config is None:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"No group in this broker. group: {name}"

@@ -13,7 +13,7 @@ from sluicemq.acl.guard import Access
 from sluicemq.acl.verdict import SUB
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.locks import QueueLocks
-from sluicemq.broker.group_commit import Postponed, in_steps
+from sluicemq.broker.group_commit import Postponed, run_or_postpone
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
@@ -21,7 +21,7 @@ from sluicemq.errors import RequestError
 from sluicemq.files import memory_bytes
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Steps, decoding
+from sluicemq.net.work.background import WorkItem, decode_body
 from sluicemq.record.codec import parse_head
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
@@ -113,7 +113,7 @@ class Queries:
             return _refused(
                 ResponseCode.SYSTEM_ERROR, f"topic {topic.name} has no queue {queue_id}"
             )
-        self.consumers.commit(
+        self.consumers.commit_offset(
             header.group, peer, command.fields, topic.name, queue_id, header.commit_offset
         )
         return Command(ResponseCode.SUCCESS, {})
@@ -193,8 +193,8 @@ class Queries:
     def lock(self, command: Command, peer: Peer) -> Command | Postponed:
         """41."""
 
-        def steps() -> Steps[Command]:
-            data = yield from decoding(bodies.decode_lock_batch, command.body)
+        def steps() -> WorkItem[Command]:
+            data = yield from decode_body(bodies.decode_lock_batch, command.body)
             group = self.consumers.lanes.lock_name(data.group, data.client_id)
             held: list[MessageQueue] = []
             for number, queues in enumerate(_portions(data.queues)):
@@ -205,13 +205,13 @@ class Queries:
             body = encode() if len(held) <= QUEUES_A_STEP else (yield encode)
             return Command(ResponseCode.SUCCESS, body=body)
 
-        return in_steps(steps())
+        return run_or_postpone(steps())
 
     def unlock(self, command: Command, peer: Peer) -> Command | Postponed:
         """42."""
 
-        def steps() -> Steps[Command]:
-            data = yield from decoding(bodies.decode_lock_batch, command.body)
+        def steps() -> WorkItem[Command]:
+            data = yield from decode_body(bodies.decode_lock_batch, command.body)
             group = self.consumers.lanes.lock_name(data.group, data.client_id)
             for number, queues in enumerate(_portions(data.queues)):
                 if number:
@@ -219,7 +219,7 @@ class Queries:
                 self.locks.unlock(group, data.client_id, queues)
             return Command(ResponseCode.SUCCESS)
 
-        return in_steps(steps())
+        return run_or_postpone(steps())
 
 
 def _portions(queues: Sequence[MessageQueue]) -> Iterator[Sequence[MessageQueue]]:

@@ -20,9 +20,10 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.config.settings import host_name
 from sluicemq.files import Files
+from sluicemq.model.system_names import REVIVE_TOPIC_PREFIX, SYNC_MEMBER_TOPIC_PREFIX
 from sluicemq.model.topic import DEFAULT_CLUSTER, PERM_READ, GroupConfig, TopicConfig
 from sluicemq.net.dispatch import Handler, Peer
-from sluicemq.store.directory import fit_sizes
+from sluicemq.store.directory import detect_file_sizes
 from sluicemq.store.store import Store
 from sluicemq.wire import tables
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -65,9 +66,6 @@ _CHANGES: Final = (
         _R.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
     )),
 )  # fmt: skip
-# System topics of a 5.x broker, by which it is known.
-_OF_BROKER: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
-_OF_CLUSTER: Final = "rmq_sys_REVIVE_LOG_"
 REFUSED: Final = frozenset(code for _, codes in _CHANGES for code in codes)
 
 
@@ -99,7 +97,7 @@ def prepare(settings: Settings, files: Files) -> None:
     ):  # fmt: skip
         log.info("read-only: the paths of the configuration are not used but those in the store")
         store = replace(store, commit_log_path=log_path, consume_queue_path=queue_path)
-    settings.store = store = fit_sizes(store, files)
+    settings.store = store = detect_file_sizes(store, files)
     log.info(
         "the store in %s is opened read-only (files of %d and %d bytes): nothing of it changes, "
         "offsets of consumers live in memory",
@@ -110,10 +108,10 @@ def prepare(settings: Settings, files: Files) -> None:
     broker, cluster = config.broker_name, config.cluster_name
     document = Document(files, f"{store.root}/config/topics.json", str)
     for name in (document.load(tables.decode_topic_table_file) or tables.TopicTable()).topics:
-        if name.startswith(_OF_BROKER) and broker == host_name():
-            broker = name.removeprefix(_OF_BROKER)
-        elif name.startswith(_OF_CLUSTER) and cluster == DEFAULT_CLUSTER:
-            cluster = name.removeprefix(_OF_CLUSTER)
+        if name.startswith(SYNC_MEMBER_TOPIC_PREFIX) and broker == host_name():
+            broker = name.removeprefix(SYNC_MEMBER_TOPIC_PREFIX)
+        elif name.startswith(REVIVE_TOPIC_PREFIX) and cluster == DEFAULT_CLUSTER:
+            cluster = name.removeprefix(REVIVE_TOPIC_PREFIX)
     settings.broker = replace(
         config, broker_name=broker, cluster_name=cluster, broker_ip1=None, broker_ip2=None
     )
@@ -127,6 +125,6 @@ def show_all(store: Store, topics: Topics, groups: Groups, offsets: Offsets) -> 
     for topic, count in found.items():
         if topic not in topics:
             topics.put(TopicConfig(topic, count, count, PERM_READ))
-    for group, _, _, _ in offsets.queues():
+    for group, _, _, _ in offsets.iter_offsets():
         if group not in groups:
             groups.put(GroupConfig(group))

@@ -19,10 +19,11 @@ from typing import Final, NamedTuple
 
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import LIGHT_PREFIX, Topics
+from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
+from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.net.dispatch import Peer
-from sluicemq.store.retain import LogFile, Step, loss_ms
+from sluicemq.store.retain import LogFile, Step, deletion_ms
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
@@ -62,9 +63,9 @@ class GroupWatch:
         self.disk_percent = 0.0
         """Of the fullest disk, as last looked at."""
 
-    # --- before a file goes (`store.retention.Watcher`)
+    # --- before a file goes (`store.retain.DeletionObserver`)
 
-    def queue_moves(self, topic: str, queue_id: int, old_min: int, new_min: int) -> None:
+    def on_messages_deleted(self, topic: str, queue_id: int, old_min: int, new_min: int) -> None:
         """Who has not read the messages [old_min, new_min) of a queue?"""
         if not self._readers:
             self._readers = self._offsets.groups_by_topic()
@@ -74,7 +75,7 @@ class GroupWatch:
             if committed >= 0 and unread > 0:
                 self._going[topic, group] = self._going.get((topic, group), 0) + unread
 
-    def file_goes(self, file: LogFile, why: str) -> None:
+    def on_file_deleted(self, file: LogFile, why: str) -> None:
         """Says and counts what was found for the file."""
         going, self._going = self._going, {}
         self._readers = {}
@@ -90,7 +91,7 @@ class GroupWatch:
 
     def risk(self, topic: str, queue_id: int, committed: int) -> Risk | None:
         """What a reader that has read up to `committed` will lose of a queue; None: nothing."""
-        files = self._retention.expiring()
+        files = self._retention.expiring_files()
         if committed < 0 or not files:
             return None
         behind = self._retention.first_offset_from(topic, queue_id, files[-1].end)
@@ -102,20 +103,22 @@ class GroupWatch:
         first = max(committed, self._store.queue_offsets(topic, queue_id)[0])
         if first >= behind:
             return None
-        place = self._retention.place_of(topic, queue_id, first)
+        place = self._retention.position_of(topic, queue_id, first)
         file = next((file for file in files if file.end > place), files[-1])
         now_ms = self._clock.now_ms()
         return Risk(
-            behind - first, loss_ms(file, self._retention.config, self.disk_percent, now_ms)
+            behind - first, deletion_ms(file, self._retention.config, self.disk_percent, now_ms)
         )
 
     def survey(self) -> Iterator[Step]:
         """Looks at every group and queue, and warns once an hour for each group and topic."""
-        files = self._retention.expiring()
+        files = self._retention.expiring_files()
         found: dict[Pair, Risk] = {}
         behind: dict[tuple[str, int], int] = {}
         end_s = self._clock.monotonic_s() + SLICE_S
-        for group, topic, queue_id, committed in list(self._offsets.queues()) if files else ():
+        for group, topic, queue_id, committed in (
+            list(self._offsets.iter_offsets()) if files else ()
+        ):
             key = topic, queue_id
             if key not in behind:
                 behind[key] = self._retention.first_offset_from(*key, files[-1].end)
@@ -164,9 +167,9 @@ class Cleaning:
         self._clean_s = now_s + FIRST_RUN_S
         self._look_s = self._survey_s = now_s
         self._queues_asked = False
-        self._retention.watcher = watch
+        self._retention.observer = watch
         self._configure()
-        settings.on_change(self._configure)
+        settings.add_listener(self._configure)
 
     def _configure(self) -> None:
         self._retention.config = self._settings.store
@@ -176,7 +179,7 @@ class Cleaning:
     def clean_log(self, command: Command, peer: Peer) -> Command:
         """329: expired files go in the next twenty runs, whatever the hour."""
         log.info("%s asks to delete expired files of the log", peer.remote)
-        self._retention.request()
+        self._retention.request_manual_run()
         return Command(ResponseCode.SUCCESS)
 
     def clean_queues(self, command: Command, peer: Peer) -> Command:
@@ -193,7 +196,7 @@ class Cleaning:
             for topic, _ in self._store.queues()
             if topic not in self._topics
             and not self._topics.is_system(topic)
-            and not topic.startswith(LIGHT_PREFIX)
+            and not topic.startswith(LMQ_PREFIX)
         }
         if unused:
             self._end_turn()  # deleting commits: who waits for this turn is answered by its own
@@ -206,7 +209,7 @@ class Cleaning:
 
     def look(self) -> None:
         """How full is the disk? Refuses sends, or takes them again."""
-        self._watch.disk_percent = self._retention.look()
+        self._watch.disk_percent = self._retention.check_disk()
 
     def run(self) -> Iterator[Step]:
         """What is due, about once a second: pauses and blocking work, see `store.retention`.
@@ -215,7 +218,7 @@ class Cleaning:
         """
         now_s = self._clock.monotonic_s()
         period_s = self._settings.store.clean_interval_ms / 1000
-        if now_s >= self._look_s or self._retention.is_refusing:
+        if now_s >= self._look_s or self._retention.is_refusing_sends:
             self._look_s = now_s + period_s
             self.look()
         if self._queues_asked:

@@ -22,7 +22,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.errors import RequestError
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Steps
+from sluicemq.net.work.background import WorkItem
 from sluicemq.numbers import natural
 from sluicemq.wire import bodies, fastjson
 from sluicemq.wire.codes import ResponseCode
@@ -115,7 +115,7 @@ class Statistics:
                 continue
             for group in groups:
                 online = self.consumers.groups.get(group)
-                if group in self.groups and (online is None or name in online.watches):
+                if group in self.groups and (online is None or name in online.subscriptions):
                     found.setdefault(group, []).append(name)
         return found
 
@@ -124,7 +124,7 @@ class Statistics:
     ) -> Postponed:
         """317: a step a group."""
 
-        def steps() -> Steps[Command]:
+        def steps() -> WorkItem[Command]:
             listed, behind, in_flight = [], 0, 0
             for group, names in sorted(self.topics_by_group(ordered=header.ordered).items()):
                 found = [self.status.progress(group, [name]) for name in names]
@@ -148,7 +148,7 @@ class Statistics:
                 {
                     "clientId": member.client_id,
                     "language": member.language,
-                    "lastUpdateTimestamp": started_ms + round(member.seen_s * 1000),
+                    "lastUpdateTimestamp": started_ms + round(member.heartbeat_s * 1000),
                     "remoteIP": f"/{member.peer.remote}",
                     "version": member.version,
                 }
@@ -167,7 +167,7 @@ class Statistics:
 
     def subscription(self, header: TopicGroupRequest, command: Command, peer: Peer) -> Command:
         """345: nothing of a group that is offline."""
-        watch = self.consumers.watch(header.group, header.topic)
+        watch = self.consumers.find_subscription(header.group, header.topic)
         body: dict[str, Any] = {"group": header.group, "topic": header.topic}
         if watch is not None:
             body["subscriptionData"] = bodies.subscription_object(watch.subscription)
@@ -180,22 +180,22 @@ class Statistics:
         it is on disk, and on those of the slaves that count."""
         group, topic, readable = header.group, header.topic, header.is_readable
         if readable is False:  # what is gone may be let again
-            self.topics.known(topic)
-            if self.groups.find(group) is None:
-                self.groups.check(group)
-        may_read = self.groups.may_read(group, topic) if readable is None else readable
+            self.topics.require(topic)
+            if self.groups.get_or_create(group) is None:
+                self.groups.check_exists(group)
+        may_read = self.groups.can_read(group, topic) if readable is None else readable
         body = fastjson.dumps({"group": group, "readable": may_read, "topic": topic})
         answer = Command(ResponseCode.SUCCESS, remark="", body=body)
         if readable is None:
             return answer
-        self.groups.forbid(group, topic, is_forbidden=not readable)
+        self.groups.set_forbidden(group, topic, is_forbidden=not readable)
         log.info(
             "%s: group %s %s read %s", peer.remote, group, "may" if readable else "may not", topic
         )
-        write = self.groups.document.take()
+        write = self.groups.document.prepare_write()
         assert write is not None, "it has just changed"
 
-        def steps() -> Steps[Announced]:
+        def steps() -> WorkItem[Announced]:
             yield write
             return Announced(answer)
 

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final
 
-from sluicemq.acl.loading import Source
+from sluicemq.acl.loading import RuleSource
 from sluicemq.broker.admin.retention import GroupWatch
 from sluicemq.broker.consume.clients import Consumers, Member, Producers
 from sluicemq.broker.consume.longpoll import LongPolls
-from sluicemq.broker.consume.pull import Pull
+from sluicemq.broker.consume.pull import PullHandlers
 from sluicemq.broker.group_commit import LATENCY_BOUNDS_S, GroupCommit
-from sluicemq.broker.offsets import Offsets, Unfinished
+from sluicemq.broker.offsets import Offsets, UnfinishedMessages
 from sluicemq.broker.produce.send import Send
-from sluicemq.broker.registration import credentials_of
+from sluicemq.broker.registration import parse_credentials
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
@@ -179,9 +179,9 @@ class RuntimeInfo:
 
     topics: Topics
     send: Send
-    pull: Pull
+    pull: PullHandlers
     polls: LongPolls
-    turns: GroupCommit
+    group_commit: GroupCommit
     store: Store
     rates: Rates
     days: Days
@@ -191,36 +191,38 @@ class RuntimeInfo:
     def statistics(self) -> dict[str, int]:
         """Counters by RocketMQ's name and key of them; those of the broker have none."""
         found = {
-            "BROKER_PUT_NUMS ": self.topics.gone[0], "BROKER_GET_NUMS ": 0, "BROKER_ACK_NUMS ": 0,
-        }  # fmt: skip
+            "BROKER_PUT_NUMS ": self.topics.deleted_topic_totals[0],
+            "BROKER_GET_NUMS ": 0,
+            "BROKER_ACK_NUMS ": 0,
+        }
         for topic in self.topics:
             if topic.messages_in:
                 found["BROKER_PUT_NUMS "] += topic.messages_in
                 found[f"TOPIC_PUT_NUMS {topic.name}"] = topic.messages_in
                 found[f"TOPIC_PUT_SIZE {topic.name}"] = topic.bytes_in
-        for (name, group), delivered in self.pull.delivered.items():
+        for (name, group), delivered in self.pull.deliveries.items():
             if delivered.messages_out:
                 found["BROKER_GET_NUMS "] += delivered.messages_out
                 found[f"GROUP_GET_NUMS {name}@{group}"] = delivered.messages_out
                 found[f"GROUP_GET_SIZE {name}@{group}"] = delivered.bytes_out
-            if delivered.acknowledged:
-                found["BROKER_ACK_NUMS "] += delivered.acknowledged
-                found[f"GROUP_ACK_NUMS {name}@{group}"] = delivered.acknowledged
-            if delivered.sent_back:
-                found[f"SNDBCK_PUT_NUMS {name}@{group}"] = delivered.sent_back
+            if delivered.acknowledged_count:
+                found["BROKER_ACK_NUMS "] += delivered.acknowledged_count
+                found[f"GROUP_ACK_NUMS {name}@{group}"] = delivered.acknowledged_count
+            if delivered.sent_back_count:
+                found[f"SNDBCK_PUT_NUMS {name}@{group}"] = delivered.sent_back_count
         return found
 
     def counters(self) -> dict[str, int]:
         """The counters that rates and day sums are made of; sampled once a second."""
-        found = {"found": self.pull.found, "miss": self.pull.missed}
-        put, put_bytes = self.topics.gone
+        found = {"found": self.pull.found_count, "miss": self.pull.missed_count}
+        put, put_bytes = self.topics.deleted_topic_totals
         for topic in self.topics:
             put += topic.messages_in
             put_bytes += topic.bytes_in
             if topic.messages_in:
                 found[f"in:{topic.name}"] = topic.messages_in
         got = 0
-        for (name, group), delivered in self.pull.delivered.items():
+        for (name, group), delivered in self.pull.deliveries.items():
             got += delivered.messages_out
             found[f"out:{name}@{group}"] = delivered.messages_out
         return found | {"put": put, "put_bytes": put_bytes, "get": got}
@@ -230,7 +232,7 @@ class RuntimeInfo:
         from sluicemq import __version__, engine  # noqa: PLC0415 - the package imports nothing of ours
 
         counters, rates = self.counters(), self.rates
-        put, times = counters["put"], self.turns.latency_counts
+        put, times = counters["put"], self.group_commit.latency_counts
         shown = [0] * len(_TIMES)  # as the real broker writes it: `[<=0ms]:0 [0~10ms]:5 …`
         for bound, count in zip((*LATENCY_BOUNDS_S, 10.0), times, strict=True):
             shown[next(i for i, (_, limit) in enumerate(_TIMES) if bound <= limit)] += count
@@ -278,7 +280,7 @@ class RuntimeInfo:
             table[f"msg{word}TotalTodayNow"] = str(counters[name])
         for part in self.more:
             table |= part()
-        return table | self.store.runtime()
+        return table | self.store.runtime_info()
 
 
 def _quantile_s(counts: list[int], share: float) -> float:
@@ -304,7 +306,7 @@ class Admin:
     runtime: RuntimeInfo
     rates: Rates
     watch: GroupWatch
-    unfinished: Callable[[str, str, int], Unfinished]
+    unfinished: Callable[[str, str, int], UnfinishedMessages]
     files: Files
     clock: Clock
     version: DataVersion = field(init=False)
@@ -330,14 +332,14 @@ class Admin:
             )
             if change.pending:
                 # What the next start would stumble over is refused now.
-                from sluicemq.net.openssl import server_contexts  # noqa: PLC0415
+                from sluicemq.net.openssl import load_server_context  # noqa: PLC0415
 
                 config = change.at_next_start[Part.BROKER]
-                credentials_of(config.inner_credentials)
-                server_contexts(config)
+                parse_credentials(config.inner_credentials)
+                load_server_context(config)
                 if config.acl_enable:
-                    source = Source.of(self.files, config)
-                    source.read(source.texts())
+                    source = RuleSource.from_config(self.files, config)
+                    source.load(source.read_files())
         except ConfigurationError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         path = settings.broker.config_path
@@ -368,7 +370,7 @@ class Admin:
 
     def topic_stats(self, header: TopicRequest, command: Command, peer: Peer) -> Command:
         """202."""
-        topic = self.topics.known(header.topic)
+        topic = self.topics.require(header.topic)
         queues = {}
         for queue_id in range(topic.queues):
             low, high = self.store.queue_offsets(topic.name, queue_id)
@@ -389,7 +391,7 @@ class Admin:
         if not names:
             names = self.offsets.topics_of(header.group)
             group = self.consumers.groups.get(header.group)
-            names |= set(group.watches) if group is not None else set()
+            names |= set(group.subscriptions) if group is not None else set()
         stats = self.progress(header.group, sorted(names))
         return Command(ResponseCode.SUCCESS, body=bodies.encode_consume_stats(stats))
 
@@ -422,7 +424,7 @@ class Admin:
     def groups_of_topic(self, header: TopicRequest, command: Command, peer: Peer) -> Command:
         """300: groups that subscribe to the topic now or have offsets of it."""
         name = header.topic
-        groups = self.consumers.groups_of(name) | self.offsets.groups_of(name)
+        groups = self.consumers.groups_subscribed_to(name) | self.offsets.groups_of(name)
         return Command(ResponseCode.SUCCESS, body=bodies.encode_group_list(sorted(groups)))
 
     # -------------------------------------------------------------------------------- clients
@@ -442,7 +444,7 @@ class Admin:
             group.consume_type,
             group.message_model,
             group.consume_from_where,
-            {topic: watch.subscription for topic, watch in group.watches.items()},
+            {topic: watch.subscription for topic, watch in group.subscriptions.items()},
         )
         return Command(ResponseCode.SUCCESS, body=bodies.encode_consumer_connections(answer))
 

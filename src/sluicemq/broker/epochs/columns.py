@@ -11,10 +11,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sluicemq.model.system_names import STAGING_TOPIC
 from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, Columns, Spans, table_of
 from sluicemq.record.layout import MAGIC_V1
 from sluicemq.record.table import UNIT_COLUMNS, Positions, view_of
-from sluicemq.wire.staging import STAGED_ID, STAGING_TOPIC
+from sluicemq.wire.staging import STAGED_ID
 
 _TOPIC_BYTES: Final = 1 + len(STAGING_TOPIC) + 2
 

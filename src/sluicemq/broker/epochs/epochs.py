@@ -44,19 +44,20 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from sluicemq.acl.guard import Access
-from sluicemq.broker.background import Slice, Worker
+from sluicemq.broker.background import SliceWorker, TimeSlice
 from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.staged import Publisher, Staged, StagedReader
-from sluicemq.broker.group_commit import Announced, GroupCommit, Postponed, RunSync, in_steps
+from sluicemq.broker.group_commit import Announced, GroupCommit, Postponed, RunSync, run_or_postpone
 from sluicemq.broker.produce.intake import Intake, Record, entries
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import EPOCH_TOPIC, Topics
+from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files
+from sluicemq.files.identity import FileVerdict
+from sluicemq.model.system_names import EPOCH_TOPIC, STAGING_TOPIC
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Steps, decoding
-from sluicemq.store.identity import FileVerdict
+from sluicemq.net.work.background import WorkItem, decode_body
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson, staging
 from sluicemq.wire.codes import ResponseCode
@@ -435,7 +436,7 @@ class Epochs:
         topics: Topics,
         store: Store,
         intake: Intake,
-        turns: GroupCommit,
+        group_commit: GroupCommit,
         *,
         files: Files,
         clock: Clock,
@@ -447,9 +448,9 @@ class Epochs:
         self._access = access
         self._topics = topics
         self._store = store
-        self._turns = turns
+        self._group_commit = group_commit
         self._clock = clock
-        self._worker = Worker(self.run, clock, call_soon)
+        self._worker = SliceWorker(self.run, clock, call_soon)
         self._run_sync = None if settings.store.flush_sync else run_sync
         self._reader = StagedReader(store)
         intake.on_staged = self._reader.seen.note
@@ -465,7 +466,7 @@ class Epochs:
     def load(self) -> None:
         """Blocking: read what is recorded; what was interrupted goes on with `run`."""
         self.table.load(self._reader, self._settings.store.commit_log_file_bytes)
-        self._worker.is_on = not self._settings.is_read_only
+        self._worker.is_enabled = not self._settings.is_read_only
 
     # ------------------------------------------------------------------------------- requests
 
@@ -476,18 +477,18 @@ class Epochs:
         thread."""
         account = self._access.account  # of this request: other requests come meanwhile
 
-        def steps() -> Steps[Command | Announced]:
-            ranges = yield from decoding(_ranges_of, command.body)
+        def steps() -> WorkItem[Command | Announced]:
+            ranges = yield from decode_body(_ranges_of, command.body)
             return self._decided(account, header, ranges)
 
-        return in_steps(steps())
+        return run_or_postpone(steps())
 
     def _decided(
         self, account: str, header: CommitEpochRequest, ranges: Ranges
     ) -> Command | Announced:
         before, count = self._topics.version, staging.STAGING_QUEUES
         self._topics.ensure(EPOCH_TOPIC, 1)
-        topic = self._topics.ensure(staging.STAGING_TOPIC, count)
+        topic = self._topics.ensure(STAGING_TOPIC, count)
         if topic.queues < count:  # one that was found in the store alone may have fewer
             self._topics.put(replace(topic.config, read_queues=count, write_queues=count))
         answer = self._answer(account, header, ranges)
@@ -516,7 +517,7 @@ class Epochs:
                 return self._state(CHECKED)
             self._sync()
         if check.has_work:
-            self._worker.soon()
+            self._worker.schedule()
         return self._state(CHECKING)
 
     def _of_known(self, known: Epoch, epoch: int) -> Command:
@@ -541,7 +542,7 @@ class Epochs:
             broker=self._settings.broker.broker_name,
             messages=known.total if known is not None else 0,
             published=known.published if known is not None else 0,
-            staging_topic=staging.STAGING_TOPIC,
+            staging_topic=STAGING_TOPIC,
             staging_queues=staging.STAGING_QUEUES,
         )
         return Command(ResponseCode.SUCCESS, encoded(fields), language=SERVER_LANGUAGE)
@@ -566,7 +567,7 @@ class Epochs:
 
     def run(self) -> None:
         """One slice."""
-        if not self._worker.is_on or self._worker.is_paused:
+        if not self._worker.is_enabled or self._worker.is_paused:
             return
         table = self.table
         if table.unfinished:
@@ -575,15 +576,15 @@ class Epochs:
         if key is not None:
             self._check(key, self._checks[key])
         if table.unfinished or key is not None:
-            self._worker.soon()
+            self._worker.schedule()
 
     def _check(self, key: Key, check: Check) -> None:
         """A few messages; when all are right, the decision is recorded if that is wanted."""
-        work = Slice(self._clock, SLICE_S, SLICE_MESSAGES)
+        work = TimeSlice(self._clock, SLICE_S, SLICE_MESSAGES)
         seen = None
         try:
             for staged in check.steps:
-                work.done()
+                work.count_done()
                 if staged.stage is not seen:
                     self._publisher.check(staged, check.topics)
                     seen = staged.stage
@@ -598,7 +599,7 @@ class Epochs:
             if known is None or key.epoch > known.epoch:  # committed when this is in the log
                 ranges, topics = staged_ranges_to(check.ranges), sorted(check.topics)
                 offset = self._append("epoch", key, ranges=ranges, topics=topics)
-                if not self._turns.commit_now():
+                if not self._group_commit.commit_now():
                     check.error = RequestError(
                         ResponseCode.SYSTEM_ERROR, "the decision was not stored."
                     )
@@ -649,13 +650,13 @@ class Epochs:
             ):
                 reached = ordinal
         except StoreError as error:
-            self._worker.failed(f"an epoch is published later: {error}")
-        if not self._turns.commit_now():
-            self._worker.failed("an epoch is published later: the turn failed")
+            self._worker.pause_after_failure(f"an epoch is published later: {error}")
+        if not self._group_commit.commit_now():
+            self._worker.pause_after_failure("an epoch is published later: the turn failed")
             return
         if reached == first:
             return
-        self._worker.succeeded()
+        self._worker.clear_failure()
         self.published += reached - first
         known.published, known.mark, known.end = reached, mark, self._store.written_offset
         if known.is_done:

@@ -19,25 +19,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.broker.produce.intake import Draft, Intake, Record, entries, read_record
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import NOT_FOR_SENDS, Topic, Topics
+from sluicemq.broker.topics import Topic, Topics
 from sluicemq.errors import MessageIllegalError, ProtocolError, RequestError
 from sluicemq.model.bodies import Buffer
 from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6, UNIQ_KEY
+from sluicemq.model.system_names import STAGING_TOPIC, is_send_forbidden_topic
 from sluicemq.model.topic import DEFAULT_TOPIC
 from sluicemq.record import codec as text
 from sluicemq.record.layout import MAGIC_BLANK, MAGIC_V1, RECORD_HEAD
 from sluicemq.store.queues import UNIT
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.staging import (
-    STAGE_PROPERTY,
-    STAGED_ID,
-    STAGING_TOPIC,
-    Owner,
-    Stage,
-    StagedRange,
-    parse_stage,
-)
+from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, Owner, Stage, StagedRange, parse_stage
 
 if TYPE_CHECKING:
     from sluicemq.record.batch_columns import Columns, Spans
@@ -245,7 +238,7 @@ class StagedReader:
     def _run(self, units: Buffer, owner: Owner, bytes_max: int) -> tuple[Run | None, int]:
         """As many of the first as are alike, lie in one file and have room, and their bytes; None
         when few. HOT."""
-        if len(units) < COLUMNS_MIN * UNIT.size or not self._store.writer.takes_columns:
+        if len(units) < COLUMNS_MIN * UNIT.size or not self._store.writer.can_append_columns:
             return None, 0
         from sluicemq.broker.epochs import columns  # noqa: PLC0415 - NumPy for many only
 
@@ -312,12 +305,12 @@ class Publisher:
                 ResponseCode.NO_PERMISSION,
                 f"a staged message goes to the topic {name}, which the request does not name.",
             )
-        if name in NOT_FOR_SENDS or self._topics.is_system(name):
+        if is_send_forbidden_topic(name) or self._topics.is_system(name):
             raise RequestError(
                 ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
             )
         queues = self._settings.broker.default_topic_queues
-        if name not in self._topics and not self._topics.create_by_send(
+        if name not in self._topics and not self._topics.create_for_send(
             name, DEFAULT_TOPIC, queues
         ):
             raise RequestError(

@@ -35,8 +35,8 @@ from sluicemq.broker.failover.presence import Presence
 from sluicemq.broker.replication.requests import OWN
 from sluicemq.errors import RequestError, RequestTimeoutError, SluiceError
 from sluicemq.model.ids import Host
-from sluicemq.net.channel import Channel, Dial
-from sluicemq.net.dispatch import Handler, Outcome, Peer, finish_answer
+from sluicemq.net.channel import Channel, Dialer
+from sluicemq.net.dispatch import Handler, Outcome, Peer, encode_response_to
 from sluicemq.supervision import start_shared
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
@@ -99,7 +99,7 @@ class Forwarder:
     replica's own; `guard` is that of the role of now, which knows who asks.
     """
 
-    def __init__(self, dial: Dial) -> None:
+    def __init__(self, dial: Dialer) -> None:
         self.give: Callable[[Command, Peer], object] = lambda command, peer: None
         self.signed: Callable[[Command], Command] = lambda command: command
         self.guard: Callable[[], Guard | None] = lambda: None
@@ -231,7 +231,9 @@ class Forwarder:
                         self._master, timeout_s=DIAL_S, on_request=on_request
                     )
                     told = SpeakForRequest(address=client.address, port=client.port)
-                    channel.oneway(self.signed(Command(Code.SLUICE_SPEAK_FOR, encode_header(told))))
+                    channel.send_oneway(
+                        self.signed(Command(Code.SLUICE_SPEAK_FOR, encode_header(told)))
+                    )
                     return channel
             await asyncio.sleep(PAUSE_S)
         raise NotMasterError("no replica is master now")
@@ -273,11 +275,11 @@ class Tunnel:
         try:
             answer = await self._answer(command)
             if answer is not None:
-                self._peer.write(finish_answer(answer, command))
+                self._peer.write(encode_response_to(answer, command))
         except NotMasterError as error:
             if not command.is_oneway:
                 refusal = Command(error.code, remark=error.remark)
-                self._peer.write(finish_answer(refusal, command))
+                self._peer.write(encode_response_to(refusal, command))
         except RequestTimeoutError:
             pass  # the client has given it up long ago
         except (SluiceError, OSError):
@@ -315,7 +317,7 @@ class Tunnel:
             raise NotMasterError
         sent = command.copied(FLAG_FORWARDED)
         if command.is_oneway:
-            channel.oneway(sent)
+            channel.send_oneway(sent)
             return None
         answer = await channel.call(sent, ANSWER_S)
         if answer.code == ResponseCode.SERVICE_NOT_AVAILABLE and NOT_MASTER in (
@@ -327,7 +329,9 @@ class Tunnel:
     def _asked(self, command: Command, channel: Channel) -> None:
         """The master asks the client: a check of a transaction, what it does now."""
         if command.is_oneway:
-            self._peer.notify(command.copied())
+            self._peer.send_oneway(command.copied())
             return
         opaque = command.opaque
-        self._peer.ask(command.copied(), lambda answer: channel.answer(opaque, answer))
+        self._peer.send_request(
+            command.copied(), lambda answer: channel.send_response(opaque, answer)
+        )

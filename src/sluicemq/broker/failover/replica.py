@@ -46,9 +46,9 @@ from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConsensusError, RequestError, SluiceError
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.files.incarnation import Incarnation
-from sluicemq.net.dispatch import Dispatcher, Handler, Peer, Quick, Run
-from sluicemq.net.network import SOCKETS, Network, secured
-from sluicemq.net.tls import broker_tls
+from sluicemq.net.dispatch import Dispatcher, FastHandler, Handler, Peer, RunEngine
+from sluicemq.net.network import SOCKET_NETWORK, Network, with_tls
+from sluicemq.net.tls import broker_client_tls
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 
@@ -79,7 +79,7 @@ class BrokerClosedError(SluiceError):
     Then: it serves nobody; what was acknowledged is with the other replicas.
     Fix: read the reason in the text, then start it again.
 
-        the broker could not change its role: Port 10911 is in use already.
+        the broker could not change its role: Port 10911 is already in use.
     """
 
     PAGE = "replication.replica.BrokerClosedError"
@@ -560,7 +560,9 @@ class BrokerSeat:
 
     def __init__(self) -> None:
         self._dispatcher: Dispatcher
-        self._before: tuple[dict[int, Handler], dict[int, Quick], Run | None] | None = None
+        self._before: tuple[dict[int, Handler], dict[int, FastHandler], RunEngine | None] | None = (
+            None
+        )
         self._held: list[tuple[Command, Peer, Account | None]] = []
 
     def opening(self, dispatcher: Dispatcher) -> None:
@@ -589,7 +591,7 @@ class BrokerSeat:
 
     @property
     def log_end(self) -> LogEnd:
-        epochs, side = self.broker.epochs, self.broker.side
+        epochs, side = self.broker.epochs, self.broker.replication_side
         epoch = max(epochs.last.number, 0) if epochs is not None else 0
         is_whole = not self.is_broken and (not isinstance(side, SlaveSide) or side.check_whole())
         return LogEnd(epoch, self.broker.store.written_offset if is_whole else INCOMPLETE)
@@ -603,18 +605,18 @@ class BrokerSeat:
         return self.broker.store.failure is not None
 
     async def become(self, term: Term, life: str) -> None:
-        side = self.broker.side
+        side = self.broker.replication_side
         if not term.master_id and isinstance(side, SlaveSide):
             side.leave()
             return
         self.broker.claim = self.broker.claim._replace(life=life)
         try:
-            await self.broker.become(term if term.master_id else None)
+            await self.broker.change_role(term if term.master_id else None)
         except (SluiceError, OSError) as error:
             raise BrokerClosedError(f"the broker could not change its role: {error}") from error
 
     def decided(self, term: Term) -> None:
-        self.broker.decided(term)
+        self.broker.update_term(term)
 
     def depose(self, reason: str) -> None:
         self.broker.depose(reason)
@@ -622,18 +624,18 @@ class BrokerSeat:
     def rest(self, is_resting: bool) -> None:
         dispatcher = self._dispatcher
         if is_resting and self._before is None:
-            self._before = dispatcher.handlers, dispatcher.quick, dispatcher.run
+            self._before = dispatcher.handlers, dispatcher.fast_handlers, dispatcher.run_engine
             held = dict.fromkeys(map(int, FORWARDED | READS), self.hold)
             dispatcher.handlers = {**dispatcher.handlers, **held}
-            dispatcher.quick, dispatcher.run = {}, None
+            dispatcher.fast_handlers, dispatcher.run_engine = {}, None
         elif not is_resting and self._before is not None:
-            dispatcher.handlers, dispatcher.quick, dispatcher.run = self._before
+            dispatcher.handlers, dispatcher.fast_handlers, dispatcher.run_engine = self._before
             self._before, held_requests, self._held = None, self._held, []
             for command, peer, account in held_requests:
                 if not peer.closed:
                     if (guard := self.broker.core.guard) is not None:
                         guard.account = account
-                    peer.write(dispatcher.give(command, peer))
+                    peer.write(dispatcher.handle_command(command, peer))
 
     def hold(self, command: Command, peer: Peer) -> None:
         """The handler of what rests."""
@@ -642,7 +644,7 @@ class BrokerSeat:
 
     def give(self, command: Command, peer: Peer) -> None:
         """Handles a request that nobody waits for, in the role of now."""
-        self._dispatcher.give(command, peer)
+        self._dispatcher.handle_command(command, peer)
 
 
 async def start_replica(
@@ -652,7 +654,7 @@ async def start_replica(
     *,
     seat: BrokerSeat | None = None,
     files: Files = SYSTEM_FILES,
-    network: Network = SOCKETS,
+    network: Network = SOCKET_NETWORK,
     boot: str | None = None,
     lease_s: float = LEASE_S,
     make_life: Callable[[], str] | None = None,
@@ -665,7 +667,7 @@ async def start_replica(
     """
     incarnation = Incarnation(files, store_config.root, boot=boot)
     seat = seat or BrokerSeat()
-    forwarder = Forwarder(secured(network, broker_tls(config), config).dial)
+    forwarder = Forwarder(with_tls(network, broker_client_tls(config), config).dial)
     replica = Replica(
         seat, consensus, cluster=config.cluster_name, broker=config.broker_name,
         replica_id=config.broker_id, incarnation=incarnation, forwarder=forwarder,
@@ -678,7 +680,7 @@ async def start_replica(
     )  # fmt: skip
     broker.on_opening, forwarder.give = seat.opening, seat.give
     await broker.start()
-    forwarder.signed = broker.registration.signed  # with the credentials of the file, in any role
+    forwarder.signed = broker.registration.sign  # with the credentials of the file, in any role
     forwarder.guard = lambda: broker.core.guard
     broker.claim = broker.claim._replace(incarnation=incarnation.text, life=replica.life)
     return replica, broker

@@ -360,7 +360,7 @@ class GroupLanes:
             self.ground.changed()
             if before > here:
                 theirs.go_back(here)
-                self.resets.put(other.key, *queue, here)
+                self.resets.add(other.key, *queue, here)
                 self.publish(queue)
                 log.info(
                     "group %s: lane %s goes back on %s:%d from %d to %d, for what another lane "
@@ -527,13 +527,13 @@ class GroupLanes:
             place = lane.places[queue]
             is_known = place.is_at_rest or place.reader not in {"", client_id}
             if is_known and 0 <= place.position != offset:
-                self.resets.put(lane.key, *queue, place.position)
+                self.resets.add(lane.key, *queue, place.position)
             self.ground.changed()
         if not self.resets:
             return None
         if lane is not None and queue in lane.places:
-            self.resets.follow(key, *queue, lane.places[queue].position)
-        return self.resets.tell(key, *queue, offset, client_id, is_parked=is_parked)
+            self.resets.raise_offset(key, *queue, lane.places[queue].position)
+        return self.resets.redirect(key, *queue, offset, client_id, is_parked=is_parked)
 
     def _begin(self, key: str, client_id: str, queue: Queue, offset: int | None) -> None:
         """From now on a member reads for this lane. If it pulls from another `offset` than its
@@ -576,7 +576,7 @@ class GroupLanes:
         place = self.place(key, queue)
         if (
             place is None
-            or self.resets.blocks(key, *queue)
+            or self.resets.blocks_commits(key, *queue)
             or self.readers.is_unaware(client_id, queue)
         ):
             return
@@ -613,7 +613,7 @@ class GroupLanes:
                 lane.abandoned.discard(queue)
                 rule = rules.get(lane.key, NOTHING)
                 lane.places[queue] = Place(offset, offset, whole(offset, rule), scanned=offset)
-                self.resets.put(lane.key, topic, queue_id, offset)
+                self.resets.add(lane.key, topic, queue_id, offset)
         self.held_ms.pop(queue, None)
         self.ground.changed()
 

@@ -236,7 +236,7 @@ class Readers:
         """It has nothing in hand of another lane."""
         self._reads[client_id, queue] = key
         if self._told:
-            self._told.heard(client_id, *queue)
+            self._told.discard(client_id, *queue)
 
     def knows(self, client_id: str, queue: Queue) -> bool:
         """Has it asked for its offset, or pulled, since it is a member? If not, its offset may be
@@ -246,15 +246,15 @@ class Readers:
     def sent_to(self, client_id: str, queue: Queue, key: str, offset: int) -> None:
         """It begins at an offset that it has to be told."""
         self.begins(client_id, queue, key)
-        self._told.put(client_id, *queue, offset)
+        self._told.add(client_id, *queue, offset)
 
     def tell(self, client_id: str, queue: Queue, offset: int) -> int | None:
         """It pulls from `offset`: where it was sent to, until it has heard of it."""
-        return self._told.tell(client_id, *queue, offset) if self._told else None
+        return self._told.redirect(client_id, *queue, offset) if self._told else None
 
     def is_unaware(self, client_id: str, queue: Queue) -> bool:
         """Was it sent elsewhere and does not know yet? Then what it commits is void."""
-        return bool(self._told) and self._told.blocks(client_id, *queue)
+        return bool(self._told) and self._told.blocks_commits(client_id, *queue)
 
     def comes(self, client_id: str, queues: Iterable[tuple[Queue, str]]) -> None:
         """It becomes a member, after it read these queues for these lanes: it may have them still,
@@ -379,7 +379,7 @@ class Ground:
 
         def write() -> None:
             self.document.changed = True
-            work, last = self.document.take(), self._changes
+            work, last = self.document.prepare_write(), self._changes
 
             def written(outcome: object) -> None:
                 if isinstance(outcome, Exception):

@@ -35,7 +35,7 @@ from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.message import TAGS
 from sluicemq.model.subscription import SQL92, TAG
-from sluicemq.net.work.background import Offload, in_place
+from sluicemq.net.work.background import Offload, offload_inline
 from sluicemq.store.read import ReadResult, ReadStatus
 from sluicemq.store.store import Store
 
@@ -134,7 +134,7 @@ def to_object(lanes: GroupLanes) -> dict[str, Any]:
         "movers": lanes.readers.objects(
             {key: lane.members for key, lane in lanes.lanes.items()}
         ),
-        "resets": lanes.resets.objects(),
+        "resets": lanes.resets.to_objects(),
         "unmatched": lanes.unmatched,
         **table.objects(),
     }  # fmt: skip
@@ -257,7 +257,7 @@ class LaneReader(NamedTuple):
         if place.scanned is None:
             place.scanned = place.delivered = offset
         lanes.settle(queue)
-        goes_back = lanes.is_held(place, queue) or lanes.resets.blocks(key, *queue)
+        goes_back = lanes.is_held(place, queue) or lanes.resets.blocks_commits(key, *queue)
         return Step(Do.WAIT if goes_back else Do.READ, key)
 
     def looks_again(self, queue: Queue, offset: int, lane: str) -> Step:
@@ -302,7 +302,7 @@ class Lanes:
         clock: Clock,
         look_again: Callable[[str, int], None],
         call_soon: Callable[[Callable[[], None]], object],
-        offload: Offload = in_place,
+        offload: Offload = offload_inline,
     ) -> None:
         self.table: dict[str, GroupLanes] = {}
         self.offsets = offsets

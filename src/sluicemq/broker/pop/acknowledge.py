@@ -16,17 +16,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sluicemq.broker.consume.delivered import Deliveries
+from sluicemq.broker.consume.delivery import DeliveryStates
 from sluicemq.broker.group_commit import Durable, GroupCommit, Postponed
-from sluicemq.broker.offsets import SEPARATOR, Offsets, Unfinished
+from sluicemq.broker.offsets import SEPARATOR, Offsets, UnfinishedMessages
 from sluicemq.broker.pop.checkpoints import Checkpoints
 from sluicemq.broker.pop.order import ConsumerOrder, hidden_ms
-from sluicemq.broker.topics import Groups, Topics, no_queue, no_topic
+from sluicemq.broker.topics import Groups, Topics, make_no_queue_error, make_no_topic_error
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import pop_origin, pop_topic
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Background, Steps, decoding
+from sluicemq.net.work.background import Background, WorkItem, decode_body
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
@@ -58,9 +58,9 @@ class Acknowledge:
     checkpoints: Checkpoints
     order: ConsumerOrder
     store: Store
-    turns: GroupCommit
+    group_commit: GroupCommit
     clock: Clock
-    delivered: Deliveries
+    delivered: DeliveryStates
 
     def one(self, header: AckMessageRequest, command: Command, peer: Peer) -> Any:
         """200051. HOT."""
@@ -73,13 +73,13 @@ class Acknowledge:
             )
         handle = Handle.parse(header.handle)._replace(queue_id=header.queue_id)
         self._acknowledge(PopAck(header.group, header.topic, handle, (header.offset,)))
-        return Durable.to(command, encode_answer(command))
+        return Durable.for_command(command, encode_answer(command))
 
     def many(self, command: Command, peer: Peer) -> Any:
         """200151: those whose queue or message is not there are passed over."""
 
-        def steps() -> Steps[Any]:
-            acks = (yield from decoding(decode_pop_acks, command.body)) if command.body else []
+        def steps() -> WorkItem[Any]:
+            acks = (yield from decode_body(decode_pop_acks, command.body)) if command.body else []
             if not acks:
                 return Command(ResponseCode.NO_MESSAGE)
             return (yield from self._acknowledge_all(acks, command))
@@ -97,7 +97,9 @@ class Acknowledge:
                 code = ResponseCode.NO_MESSAGE
         except RequestError as refusal:
             code, remark = ResponseCode(refusal.code), refusal.remark
-        return Durable.to(command, encode_answer(command, code, encode_header(answer), b"", remark))
+        return Durable.for_command(
+            command, encode_answer(command, code, encode_header(answer), b"", remark)
+        )
 
     def _check(self, header: AckMessageRequest, peer: Peer) -> tuple[int, int]:
         """The offsets of the message's queue. Raises RequestError when it cannot be there."""
@@ -108,9 +110,11 @@ class Acknowledge:
             )
         topic = self.topics.get(header.topic)
         if topic is None:
-            raise no_topic(header.topic)
+            raise make_no_topic_error(header.topic)
         if not 0 <= header.queue_id < topic.config.read_queues:
-            raise no_queue(topic, header.queue_id, peer.remote, ResponseCode.MESSAGE_ILLEGAL)
+            raise make_no_queue_error(
+                topic, header.queue_id, peer.remote, ResponseCode.MESSAGE_ILLEGAL
+            )
         return self.store.queue_offsets(header.topic, header.queue_id)
 
     def _acknowledge(self, ack: PopAck) -> None:
@@ -121,12 +125,12 @@ class Acknowledge:
                 self.order.acknowledge(group, topic, handle.queue_id, offset, handle.pop_ms)
         else:
             self.checkpoints.acknowledge(group, topic, handle, offsets)
-        self.delivered[pop_origin(topic, group), group].acknowledged += len(offsets)
+        self.delivered[pop_origin(topic, group), group].acknowledged_count += len(offsets)
 
-    def _acknowledge_all(self, acks: list[PopAck], command: Command) -> Steps[Any]:
+    def _acknowledge_all(self, acks: list[PopAck], command: Command) -> WorkItem[Any]:
         """The answer waits for the last ones' turn; those of the others must have been good.
         Raises RequestError."""
-        failures, refusal = self.turns.commits_failed, None
+        failures, refusal = self.group_commit.failed_commit_count, None
         for number, ack in enumerate(acks):
             if number and number % ACKS_A_STEP == 0:
                 yield None
@@ -141,12 +145,12 @@ class Acknowledge:
                     refusal = error
         if refusal is not None:
             raise refusal
-        if self.turns.commits_failed != failures:
+        if self.group_commit.failed_commit_count != failures:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 "some of the acknowledgements were not stored. Send all of them again.",
             )
-        return Durable.to(command, encode_answer(command))
+        return Durable.for_command(command, encode_answer(command))
 
     def _change(self, header: ChangeInvisibleTimeRequest) -> ChangeInvisibleTimeResponse:
         """What is new in the handle; nothing where the offset of a group that consumes in order is
@@ -180,7 +184,7 @@ class InFlight:
     clock: Clock
     background: Background
 
-    def unfinished(self, group: str, topic: str, queue_id: int) -> Unfinished:
+    def unfinished(self, group: str, topic: str, queue_id: int) -> UnfinishedMessages:
         """What a group has before it in a queue."""
         start = self.checkpoints.place(group, topic, queue_id)
         count = extra = self.checkpoints.in_flight(group, topic, queue_id)
@@ -189,13 +193,13 @@ class InFlight:
             now_ms, hidden = self.clock.now_ms(), hidden_ms(info)
             count += sum(until_ms > now_ms for until_ms in hidden.values())
             extra -= sum(one >= start and one not in hidden for one in info.offsets)
-        return Unfinished(start, count, extra)
+        return UnfinishedMessages(start, count, extra)
 
     def listed(self, header: InFlightRequest, command: Command, peer: Peer) -> Command | None:
         """900134: ours. Those that come again soonest are not first: the order is that of pops."""
-        self.groups.check(header.group)
+        self.groups.check_exists(header.group)
 
-        def steps() -> Steps[Command]:
+        def steps() -> WorkItem[Command]:
             found: list[bodies.InFlightMessage] = []
             for number, one in enumerate(self._all(header)):
                 if one is not None:

@@ -28,23 +28,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from sluicemq.broker.background import Progress, Slice
+from sluicemq.broker.background import Progress, TimeSlice
 from sluicemq.broker.documents import Document
 from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.pop.popped import (
-    NEXT,
-    REVIVE_GROUP,
-    Popped,
-    PoppedTable,
-    Queue,
-    Saved,
-    Start,
-    decode_record,
-)
+from sluicemq.broker.pop.popped import NEXT, Popped, PoppedTable, Queue, Saved, Start, decode_record
 from sluicemq.broker.produce.intake import Draft, Intake, Record, Stored, read_record
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import REVIVE_QUEUES, TIMER_TOPIC, Topics, revive_topic
+from sluicemq.broker.topics import REVIVE_QUEUES, Topics
 from sluicemq.broker.waiting.delivery import Delayed
 from sluicemq.clock import SteadyClock
 from sluicemq.errors import ProtocolError, RequestError
@@ -56,6 +47,7 @@ from sluicemq.model.message import (
     TIMER_PROPERTIES,
     UNIQ_KEY,
 )
+from sluicemq.model.system_names import REVIVE_GROUP, TIMER_TOPIC, revive_topic
 from sluicemq.model.topic import POP_NORMAL, pop_kind, pop_retry_topic
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
@@ -93,7 +85,7 @@ class Checkpoints:
         offsets: Offsets,
         store: Store,
         intake: Intake,
-        turns: GroupCommit,
+        group_commit: GroupCommit,
         delayed: Delayed,
         files: Files,
         clock: SteadyClock,
@@ -103,7 +95,7 @@ class Checkpoints:
         self._offsets = offsets
         self._store = store
         self._intake = intake
-        self._turns = turns
+        self._group_commit = group_commit
         self._delayed = delayed
         self._clock = clock
         self.topic = revive_topic(settings.broker.cluster_name)
@@ -132,7 +124,7 @@ class Checkpoints:
         no consumer was told of is heard hereby."""
         queue = group, topic, queue_id
         if queue in self._offsets.resets.table:
-            self._offsets.resets.heard(*queue)
+            self._offsets.resets.discard(*queue)
             self._pending.pop(queue, None)
         return self.place(*queue)
 
@@ -171,7 +163,7 @@ class Checkpoints:
         stored = self._open(checkpoint, next_offset, holder)
         pending = self._pending.setdefault((group, topic, queue_id), deque())
         pending.append(Pending(next_offset, stored.physical_offset, stored.queue_offset))
-        self._turns.commit_internal(pending.pop)
+        self._group_commit.commit_internal(pending.pop)
         return revive_queue
 
     def skip(self, group: str, topic: str, queue_id: int, next_offset: int) -> None:
@@ -181,7 +173,7 @@ class Checkpoints:
         pending = self._pending.get(queue)
         if pending:
             pending.append(pending[-1]._replace(next_offset=next_offset))
-            self._turns.commit_internal(pending.pop)
+            self._group_commit.commit_internal(pending.pop)
         else:
             self._offsets.commit(*queue, next_offset)
 
@@ -266,7 +258,7 @@ class Checkpoints:
         )
         popped = self.table.add(checkpoint, stored.queue_offset, holder)
         new = [offset for offset in checkpoint.offsets if offset not in held]
-        self._turns.commit_internal(lambda: self.table.done(popped, new))
+        self._group_commit.commit_internal(lambda: self.table.done(popped, new))
         if self.table.next_ms == checkpoint.deadline_ms:
             self._delayed.plan()
         return stored
@@ -283,7 +275,7 @@ class Checkpoints:
         record = Acknowledgement(checkpoint.key, said)
         self._append(record, record.tag, checkpoint.revive_queue, due_ms, {})
         self.table.done(popped, done)
-        self._turns.commit_internal(lambda: self.table.reopen(popped, done))
+        self._group_commit.commit_internal(lambda: self.table.reopen(popped, done))
 
     def _append(
         self, record: Checkpoint | Acknowledgement, tag: str, revive_queue: int, due_ms: int,
@@ -322,7 +314,7 @@ class Checkpoints:
         """The next deadline."""
         return self.table.next_ms
 
-    def deliver(self, work: Slice) -> None:
+    def deliver(self, work: TimeSlice) -> None:
         """Give back what is due, as long as the slice lasts. Raises StoreError."""
         while not work.is_over and (popped := self.table.take(work.now_ms)) is not None:
             done: list[int] = []
@@ -330,7 +322,7 @@ class Checkpoints:
                 for offset in popped.waiting:
                     self._come_back(popped.checkpoint, offset)
                     done.append(offset)
-                    work.done()
+                    work.count_done()
             finally:
                 self.table.plan(popped)
                 if done:
@@ -338,7 +330,7 @@ class Checkpoints:
 
     def record(self, topic: str, queue_id: int, offset: int) -> Record | None:
         """A message that was popped; None when it is deleted."""
-        unit = self._store.reader.sound_units(topic, queue_id, offset, 1)
+        unit = self._store.reader.valid_units(topic, queue_id, offset, 1)
         position, size, _ = UNIT.unpack_from(unit) if len(unit) else (0, BLANK_SIZE, 0)
         return read_record(self._store.reader.view_at(position)) if size != BLANK_SIZE else None
 
@@ -404,7 +396,7 @@ class Checkpoints:
             done = self.table.revive_start(queue_id, end) - 1
             if done > progress.value:
                 progress.advance(done, self._store.written_offset)
-            safe = progress.safe(self._store.synced_offset)
+            safe = progress.durable_value(self._store.synced_offset)
             if safe > self._offsets.committed(REVIVE_GROUP, self.topic, queue_id):
                 self._offsets.put(REVIVE_GROUP, self.topic, queue_id, safe)
 
@@ -416,7 +408,7 @@ class Checkpoints:
         saved = self.document.load(Saved.parse)
         store, broker = self._store, self._settings.broker.broker_name
         start = Start(self.table, store, self._offsets, self.topic, broker)
-        end = store.end_offset(TIMER_TOPIC, 0)
+        end = store.committed_offset(TIMER_TOPIC, 0)
         is_beyond = saved is not None and max(saved.timer, saved.covered) > end
         if is_beyond or self.document.is_doubtful:
             log.warning(
@@ -444,7 +436,7 @@ class Checkpoints:
         self._take_covered()
         self._take_snapshot()
         if self._snapshot is None:
-            self._turns.commit()
+            self._group_commit.commit()
             self._snapshot = self._store.written_offset, self._in_memory()
             self._take_snapshot()
         self.document.changed |= self._snapshot is not None
@@ -452,7 +444,7 @@ class Checkpoints:
 
     def _in_memory(self) -> Saved:
         """What there is now; where other checkpoints begin that do not stand in it themselves."""
-        end_of = self._store.end_offset
+        end_of = self._store.committed_offset
         start = end_of(TIMER_TOPIC, 0)
         listed: list[Checkpoint] = []
         for popped in self.table:
@@ -475,7 +467,7 @@ class Checkpoints:
         self._commit()
         self._take_covered()
         # A record that is not on disk may be lost, and another one take its offset.
-        covered = self._store.first_offset(TIMER_TOPIC, 0, self._store.synced_offset)
+        covered = self._store.first_offset_from(TIMER_TOPIC, 0, self._store.synced_offset)
         self._covering = self._offsets.document.edition, covered
 
     def _take_covered(self) -> None:

@@ -41,7 +41,7 @@ from sluicemq.broker.topics import Groups, Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.files import Files
-from sluicemq.net.work.background import Alarm, CallLater
+from sluicemq.net.work.background import CallLater, TimerHandle
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.tables import (
     DEFAULT_BUCKETS,
@@ -87,7 +87,7 @@ class ConsumerOrder:
         self._rings: list[tuple[int, Key]] = []
         self._ring_of: dict[Key, int] = {}
         """When to look at a queue: one entry of the heap counts for each."""
-        self._alarm: tuple[int, Alarm] | None = None
+        self._alarm: tuple[int, TimerHandle] | None = None
         path = f"{settings.store.root}/config/consumerOrderInfo.json"
         self.document = Document(files, path, self._render)
         offsets.on_reset.append(self.reset)
@@ -160,7 +160,7 @@ class ConsumerOrder:
         )
         self._put(group, topic, queue_id, info)
         self.holders[f"{topic}@{group}", queue_id] = holder
-        self._offsets.resets.heard(group, topic, queue_id)
+        self._offsets.resets.discard(group, topic, queue_id)
         least = 0 if not counts or len(counts) != len(offsets) else min(counts.values())
         return Counts(hash_map_of_integers(counts or {}, DEFAULT_BUCKETS), least)
 

@@ -25,9 +25,9 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, Final
 
-from sluicemq.broker.background import after
+from sluicemq.broker.background import retry_after
 from sluicemq.broker.consume.clients import Consumers
-from sluicemq.broker.consume.delivered import Deliveries
+from sluicemq.broker.consume.delivery import DeliveryStates
 from sluicemq.broker.consume.filters import RequestFilters
 from sluicemq.broker.consume.longpoll import ANY_QUEUE, LongPolls
 from sluicemq.broker.group_commit import Durable, Parked, Postponed
@@ -35,7 +35,7 @@ from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.pop.checkpoints import Checkpoints
 from sluicemq.broker.pop.order import ConsumerOrder
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import FAQ, Groups, Topics, no_queue, no_topic
+from sluicemq.broker.topics import FAQ, Groups, Topics, make_no_queue_error, make_no_topic_error
 from sluicemq.clock import SteadyClock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.model.message import POP_CK
@@ -49,7 +49,7 @@ from sluicemq.model.topic import (
     pop_topic,
 )
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Background, Steps
+from sluicemq.net.work.background import Background, WorkItem
 from sluicemq.record.codec import (
     as_text,
     decode_properties,
@@ -57,7 +57,7 @@ from sluicemq.record.codec import (
     parse_head,
     properties_slice,
 )
-from sluicemq.store.gather import Judgement, PostponedError
+from sluicemq.store.gather import PostponedError, PostponedWork
 from sluicemq.store.read import ReadResult, ReadStatus
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
@@ -147,7 +147,7 @@ class Look:
     orders: list[tuple[int, object, int]] = field(default_factory=list)
     is_over: bool = False
     is_unfinished: bool = False
-    judgement: Judgement | None = None
+    judgement: PostponedWork | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +164,7 @@ class Pop:
     store: Store
     clock: SteadyClock
     background: Background
-    delivered: Deliveries
+    delivered: DeliveryStates
     filters: RequestFilters
     random: Random
     consumers: Consumers
@@ -182,7 +182,7 @@ class Pop:
             self._admit(header, peer)
         except PostponedError as postponed:
             again = partial(self.pop, header, command, peer)
-            return Postponed(after(postponed.judgement, again))
+            return Postponed(retry_after(postponed.work, again))
         except RequestError as refusal:
             return _refused(refusal, PopMessageResponse())
         popping = Popping(header, command, peer, until_ms, wanted)
@@ -218,7 +218,7 @@ class Pop:
             wanted = self._filter(header.expression_kind, header.expression)
         except PostponedError as postponed:
             again = partial(self.notify, header, command, peer)
-            return Postponed(after(postponed.judgement, again))
+            return Postponed(retry_after(postponed.work, again))
         except RequestError as refusal:
             return _refused(refusal, NotificationResponse())
         asked = PopMessageRequest(
@@ -243,7 +243,7 @@ class Pop:
         except RequestError as refusal:
             return _refused(refusal, PollingInfoResponse())
         count = sum(
-            self.polls.waiting(
+            self.polls.count_waiting_pops(
                 header.topic, max(header.queue_id, ANY_QUEUE), _contest(header.group, is_order=it)
             )
             for it in (False, True)
@@ -284,14 +284,14 @@ class Pop:
         self._check_readable("peeking")
         topic = self.topics.get(header.topic)
         if topic is None:
-            raise no_topic(header.topic)
+            raise make_no_topic_error(header.topic)
         if not topic.is_readable:
             what = f"the topic[{header.topic}] peeking message is forbidden"
             raise RequestError(ResponseCode.NO_PERMISSION, what)
         if header.queue_id >= topic.config.read_queues:
             code = ResponseCode.INVALID_PARAMETER
-            raise no_queue(topic, header.queue_id, peer.remote, code)
-        group = self.groups.table.get(header.group) or self.groups.find(header.group)
+            raise make_no_queue_error(topic, header.queue_id, peer.remote, code)
+        group = self.groups.table.get(header.group) or self.groups.get_or_create(header.group)
         if group is None:
             what = f"subscription group [{header.group}] does not exist, \n{FAQ}"
             raise RequestError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, what)
@@ -301,7 +301,7 @@ class Pop:
 
     def _filter(self, kind: str | None, expression: str | None) -> MessageFilter | None:
         """Raises RequestError, PostponedError."""
-        return self.filters.of(kind, expression) if expression else None
+        return self.filters.get_filter(kind, expression) if expression else None
 
     def _admit(self, header: PopMessageRequest, peer: Peer) -> None:
         """HOT. Raises RequestError."""
@@ -388,8 +388,8 @@ class Pop:
                 self.offsets.reset(group, topic, queue_id, offset)
                 self.checkpoints.next_offset(group, topic, queue_id)  # hears of it
             result = self._read(popping, found, topic, queue_id, offset)
-        if result.judgement is not None:
-            found.judgement, found.is_over, found.is_unfinished = result.judgement, True, True
+        if result.postponed is not None:
+            found.judgement, found.is_over, found.is_unfinished = result.postponed, True, True
             found.rest += max(end - offset, 0)
             return
         if result.count:
@@ -416,7 +416,7 @@ class Pop:
         elif (
             low == 0
             and self.settings.broker.pop_from_first_when_near
-            and self.store.reader.is_near(topic, queue_id, 0)
+            and self.store.reader.is_in_memory(topic, queue_id, 0)
         ):
             offset = 0
         else:
@@ -434,9 +434,14 @@ class Pop:
             topic, queue_id, offset, count, None, wanted, may_postpone=True
         )
         delivered = self.delivered[topic, popping.header.group]
-        delivered.filtered += result.scanned - result.count
-        if result.scanned and not result.is_sure and wanted and wanted.reads_properties:
-            delivered.looked(wanted, queue_id, offset, offset + result.scanned)
+        delivered.filtered_count += result.units_scanned - result.count
+        if (
+            result.units_scanned
+            and not result.is_filter_reliable
+            and wanted
+            and wanted.reads_properties
+        ):
+            delivered.add_range_to_check(wanted, queue_id, offset, offset + result.units_scanned)
         return result
 
     def _take(self, popping: Popping, found: Look, source: Source, result: ReadResult) -> None:
@@ -445,7 +450,7 @@ class Pop:
         group, invisible_ms = header.group, header.invisible_ms
         records = list(result.records())
         offsets = [one for one, _ in records]
-        holder = self.consumers.name_of(group, popping.peer)
+        holder = self.consumers.client_name(group, popping.peer)
         if popping.is_look:
             pass
         elif header.order:
@@ -520,12 +525,12 @@ class Pop:
             return now_ms + poll_ms
         return min(born_time_ms + self.clock.lead_ms, now_ms) + poll_ms
 
-    def _go_on(self, popping: Popping, found: Look) -> Steps[Any]:
+    def _go_on(self, popping: Popping, found: Look) -> WorkItem[Any]:
         """Looks on, as long as it may wait. Its outcome."""
         while found.is_unfinished:
             job = found.judgement
             if job is not None:
-                job.keep((yield job.run))
+                job.store_result((yield job.run))
             else:
                 yield None
                 if self.clock.now_ms() >= popping.until_ms:
@@ -548,11 +553,13 @@ class Pop:
         header, config = popping.header, self.settings.broker
         if header.poll_ms <= 0:
             return ResponseCode.POLLING_TIMEOUT
-        if self.polls.popping >= config.pop_polling_total_max:
+        if self.polls.parked_pops >= config.pop_polling_total_max:
             return ResponseCode.POLLING_FULL
         if self.clock.now_ms() > popping.until_ms - EARLY_MS:
             return ResponseCode.POLLING_TIMEOUT
-        waiting = self.polls.waiting(header.topic, max(header.queue_id, ANY_QUEUE), popping.contest)
+        waiting = self.polls.count_waiting_pops(
+            header.topic, max(header.queue_id, ANY_QUEUE), popping.contest
+        )
         return ResponseCode.POLLING_FULL if waiting > config.pop_polling_max else None
 
     def _parked(
@@ -565,7 +572,7 @@ class Pop:
         queues += [(pop_topic(header.topic, header.group, kind), ANY_QUEUE) for kind in kinds]
         return Parked(
             popping.command, tuple(queues), -1, self.clock.monotonic_s() + wait_ms / 1000,
-            partial(look, popping), contest=popping.contest,
+            partial(look, popping), competition_key=popping.contest,
         )  # fmt: skip
 
     def _look_again(
@@ -585,13 +592,13 @@ class Pop:
             return encode_answer(popping.command, refusal.code, fields, remark=refusal.remark)
         found = self._look(popping)
         if found.count:
-            parked.leaves_more = found.rest > 0
+            parked.has_left_messages = found.rest > 0
             return self._answer(popping, found)
         if is_last:
             return self._answer(popping, found, ResponseCode.POLLING_TIMEOUT)
         if found.is_unfinished:
-            parked.is_looking = True
-            steps = self.polls.look_on(parked, popping.peer, found.judgement)
+            parked.is_attempt_pending = True
+            steps = self.polls.retry_after(parked, popping.peer, found.judgement)
             self.background.run_in_background(steps, popping.peer)
         return None
 
@@ -636,7 +643,7 @@ class Pop:
         answer = encode_answer(command, code, fields, b"".join(found.data), remark)
         if is_order or not found.count:
             return answer
-        return Durable.to(command, answer)
+        return Durable.for_command(command, answer)
 
 
 def _refused(refusal: RequestError, header: object) -> Command:

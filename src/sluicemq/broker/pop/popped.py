@@ -34,11 +34,11 @@ from typing import Final, NamedTuple
 
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.produce.intake import Record, read_record
-from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.errors import ProtocolError
 from sluicemq.model import properties as reserved
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import REAL_QUEUE, REAL_TOPIC, TAGS
+from sluicemq.model.system_names import REVIVE_GROUP, TIMER_TOPIC
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.timers.placing import TIMER_OUT
@@ -59,7 +59,6 @@ from sluicemq.wire.popping import (
 
 log = logging.getLogger(__name__)
 
-REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 NEXT: Final = reserved.POP_NEXT_OFFSET
 """Property of a checkpoint of ours: where its group goes on, 0 when it does not move."""
 _ROLLED: Final = b"TIMER_ROLL_TIMES\x01"

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import NOT_FOR_SENDS, Topic
+from sluicemq.broker.topics import Topic
 from sluicemq.clock import STEP_MS
 from sluicemq.errors import MessageIllegalError, ProtocolError, RequestError, StoreFullError
 from sluicemq.model.bodies import Buffer
@@ -45,6 +45,7 @@ from sluicemq.model.message import (
     UNIQ_KEY,
 )
 from sluicemq.model.properties import ACTED_ON_SEND, REFUSED_IN_BATCH, remove_on_send
+from sluicemq.model.system_names import STAGING_TOPIC, is_send_forbidden_topic
 from sluicemq.model.topic import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX
 from sluicemq.numbers import natural
 from sluicemq.record import codec as text
@@ -52,9 +53,8 @@ from sluicemq.record.codec import decode_batch, parse_head
 from sluicemq.record.layout import MAGIC_V1, PROPERTIES_BYTES_MAX, RECORD_HEAD
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
-from sluicemq.store.writer import Part
+from sluicemq.store.writer import BatchPart
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.staging import STAGING_TOPIC
 
 if TYPE_CHECKING:
     from sluicemq.record import batch_columns
@@ -171,10 +171,10 @@ class Elsewhere:
 class Intake:
     """The one way into the store for everything that is not a plain send."""
 
-    def __init__(self, settings: Settings, store: Store, turns: GroupCommit) -> None:
+    def __init__(self, settings: Settings, store: Store, group_commit: GroupCommit) -> None:
         self._settings = settings
         self._writer = store.writer
-        self._turns = turns
+        self._group_commit = group_commit
         self.rewrites: list[Rewrite] = []
         self.sizes = [0] * 64
         """Messages by the number of bits of (body size - 1)."""
@@ -203,7 +203,7 @@ class Intake:
     def put(self, draft: Draft) -> Stored:
         """`accept` for what the broker stores on its own: the turn is ended as well."""
         stored = self.accept(draft)
-        self._turns.commit_internal()
+        self._group_commit.commit_internal()
         return stored
 
     def append(self, draft: Draft) -> Stored:
@@ -220,7 +220,7 @@ class Intake:
             delay_ms, lead_ms = draft.delay_ms, draft.waits_from_ms - self._writer.now_ms
             if draft.waits_from_ms and abs(lead_ms) >= STEP_MS:
                 delay_ms += lead_ms
-            self._writer.delay_last(draft.topic, draft.queue_id, delay_ms)
+            self._writer.delay_last_message(draft.topic, draft.queue_id, delay_ms)
         return Stored(physical_offset, queue_offset, len(stored))
 
     def check_properties(self, size: int) -> None:
@@ -238,7 +238,7 @@ class Intake:
 
     def prepare_batch(
         self, body: Buffer, origin: Origin, suffix: str
-    ) -> "Generator[None, None, batch_columns.Columns | list[Part]]":
+    ) -> "Generator[None, None, batch_columns.Columns | list[BatchPart]]":
         """Decode a batch and add the broker's own properties (`suffix`, encoded) to those of each
         message. Return what `append_batch` takes. A large batch whose messages are not alike takes
         several steps.
@@ -252,7 +252,11 @@ class Intake:
                 f"{ILLEGAL.format(limit)} The batch has {len(body)} bytes.",
             )
         try:
-            if self._writer.takes_columns and len(body) >= COLUMNS_BYTES_MIN and origin.is_plain:
+            if (
+                self._writer.can_append_columns
+                and len(body) >= COLUMNS_BYTES_MIN
+                and origin.is_plain
+            ):
                 columns = yield from self._columns_of(bytes(body), suffix.encode())
                 if columns is not None:
                     return columns
@@ -283,13 +287,13 @@ class Intake:
             stored = _one_as_stored(own, added, suffix)
             self.check_properties(len(stored))
             if b"\0" in stored:
-                self._writer.check(0, stored)
+                self._writer.check_sizes(0, stored)
             return stored
 
         return (yield from batch_columns.take_apart(body, stored_of, text.tag_code_of))
 
     def append_batch(
-        self, topic: Topic, queue_id: int, batch: "batch_columns.Columns | list[Part]",
+        self, topic: Topic, queue_id: int, batch: "batch_columns.Columns | list[BatchPart]",
         origin: Origin, id_prefix: str, *, is_brief: bool = False,
     ) -> tuple[str, int]:  # fmt: skip
         """Append all messages of a prepared batch or none. Return their ids, or only the first
@@ -325,7 +329,7 @@ class Intake:
         topic.bytes_in += properties_bytes
 
 
-def _as_stored(sent: Sequence[Part], suffix: bytes) -> list[Part]:
+def _as_stored(sent: Sequence[BatchPart], suffix: bytes) -> list[BatchPart]:
     """Return the messages of a batch with the properties that are stored: those of each as if it
     had been sent alone (`model.properties`), then the broker's own (`suffix`).
 
@@ -496,11 +500,11 @@ class Redelivery:
     caller tries again. `gates` are those of topics; what is `elsewhere` is not put."""
 
     def __init__(
-        self, store: Store, turns: GroupCommit, elsewhere: Elsewhere | None = None
+        self, store: Store, group_commit: GroupCommit, elsewhere: Elsewhere | None = None
     ) -> None:
         self._append = store.writer.append
         self._elsewhere = elsewhere or Elsewhere()
-        self.finish = turns.commit_now
+        self.finish = group_commit.commit_now
         self.gates: dict[str, Gate] = {}
 
     def put(self, record: Record, added: bytes = b"") -> str | None:
@@ -516,7 +520,7 @@ class Redelivery:
             log.error("a message that is due says not where it belongs: it is passed over")
             return None
         topic = topic_name(name)
-        if topic in NOT_FOR_SENDS:
+        if is_send_forbidden_topic(topic):
             log.error("a message that is due belongs to %s: it is passed over", topic)
             return None
         gate = self.gates.get(topic)

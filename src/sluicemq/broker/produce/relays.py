@@ -30,7 +30,7 @@ from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.model.ids import offset_message_id, parse_offset_message_id
 from sluicemq.model.properties import remove_on_send
 from sluicemq.model.topic import MessageQueue
-from sluicemq.net.dispatch import Peer, finish_answer
+from sluicemq.net.dispatch import Peer, encode_response_to
 from sluicemq.record import codec as text
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
@@ -76,7 +76,7 @@ class Questions:
         if peer.closed or len(self._deadlines) >= OPEN_MAX:
             on_end(None)
             return
-        number = peer.ask(command, lambda answer: self._end(peer, number, answer))
+        number = peer.send_request(command, lambda answer: self._end(peer, number, answer))
         self._open.setdefault(peer, {})[number] = on_end
         deadline_s = self._clock.monotonic_s() + timeout_s
         heapq.heappush(self._deadlines, (deadline_s, next(self._order), peer, number))
@@ -101,7 +101,7 @@ class Questions:
         if not mine:
             self._open.pop(peer, None)
         if on_end is not None:
-            peer.give_up(number)
+            peer.forget_request(number)
             on_end(answer)
 
 
@@ -186,7 +186,7 @@ class Relays:
                     log.warning("client %s answers 221 oddly: %s", client_id, error)
             if not waiting:
                 body = bodies.encode_offsets_by_client(found)
-                peer.write(finish_answer(Command(ResponseCode.SUCCESS, body=body), command))
+                peer.write(encode_response_to(Command(ResponseCode.SUCCESS, body=body), command))
 
         fields = encode_header(GetConsumerStatusRequest(topic=header.topic, group=header.group))
         for member in members:
@@ -214,7 +214,7 @@ class Relays:
                     f"{command.code} within {TIMEOUT_S:g} s, or has left",
                 )
             relayed = Command(answer.code, answer.fields, answer.body, remark=answer.remark)
-            peer.write(finish_answer(relayed, command))
+            peer.write(encode_response_to(relayed, command))
 
         self.questions.ask(member.peer, request, ended)
 
@@ -275,7 +275,7 @@ class Replies:
     ) -> Command | None:
         """326."""
         client_id = properties.get(REPLY_TO_CLIENT, "")
-        requester = self.producers.find(client_id)
+        requester = self.producers.find_connection(client_id)
         if requester is None:
             self.failed += 1
             return Command(
@@ -294,7 +294,7 @@ class Replies:
                 remark = f"push reply message to {client_id} fail: {why}"
                 made = Command(ResponseCode.SYSTEM_ERROR, fields, remark=remark)
             if not command.is_oneway:
-                peer.write(finish_answer(made, command))
+                peer.write(encode_response_to(made, command))
 
         now_ms = self.clock.now_ms()
         values: dict[str, Any] = {

@@ -44,9 +44,9 @@ from sluicemq import engine
 from sluicemq.acl.guard import Access
 from sluicemq.acl.verdict import SUB
 from sluicemq.broker.consume.clients import Consumers
-from sluicemq.broker.consume.delivered import Deliveries
+from sluicemq.broker.consume.delivery import DeliveryStates
 from sluicemq.broker.consume.locks import QueueLocks
-from sluicemq.broker.group_commit import Durable, GroupCommit, Postponed, in_steps
+from sluicemq.broker.group_commit import Durable, GroupCommit, Postponed, run_or_postpone
 from sluicemq.broker.lanes.rules import LANE_PROPERTY, lane_id
 from sluicemq.broker.produce.intake import (
     ILLEGAL,
@@ -60,13 +60,11 @@ from sluicemq.broker.produce.intake import (
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import (
     FAQ,
-    HALF_TOPIC,
     UNIT_SYS_FLAG,
     Groups,
     Topic,
     Topics,
-    is_internal,
-    topic_fault,
+    find_topic_name_fault,
 )
 from sluicemq.clock import Clock
 from sluicemq.errors import MessageIllegalError, RequestError, StoreError, StoreFullError
@@ -84,9 +82,10 @@ from sluicemq.model.message import (
     WAIT,
 )
 from sluicemq.model.properties import ACTED_ON_SEND, forget_origin
+from sluicemq.model.system_names import HALF_TOPIC, is_broker_written_topic
 from sluicemq.model.topic import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX, GroupConfig
-from sluicemq.net.dispatch import Peer, finish_answer
-from sluicemq.net.work.background import Steps
+from sluicemq.net.dispatch import Peer, encode_response_to
+from sluicemq.net.work.background import WorkItem
 from sluicemq.record import codec as text
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
@@ -136,7 +135,7 @@ class Retries:
     consumers: Consumers
     locks: QueueLocks
     clock: Clock
-    delivered: Deliveries
+    delivered: DeliveryStates
     access: Access = field(default_factory=Access)
     next_queue: int = field(default=0, init=False)
     said_s: dict[str, float] = field(default_factory=dict, init=False)
@@ -156,8 +155,8 @@ class Retries:
             remark = f"the message was not sent back: {error}"
             raise RequestError(code_of(error), remark) from error
         answer = Command(ResponseCode.SUCCESS)
-        frame = b"" if command.is_oneway else finish_answer(answer, command)
-        return Durable(frame, announces=len(self.topics) > topic_count)
+        frame = b"" if command.is_oneway else encode_response_to(answer, command)
+        return Durable(frame, creates_topic=len(self.topics) > topic_count)
 
     def _store_copy(self, header: SendBackRequest, version: int, lane: str) -> None:
         """To the retry topic, or to the dead letters. Raises RequestError, StoreError."""
@@ -191,7 +190,7 @@ class Retries:
         draft.queue_id = self.next_queue % max(topic.config.write_queues, 1)
         draft.reconsume_times = min(times + 1, RECONSUME_TIMES_MAX)
         self.intake.receive(draft)
-        self.delivered[properties[RETRY_TOPIC], config.name].sent_back += 1
+        self.delivered[properties[RETRY_TOPIC], config.name].sent_back_count += 1
         name = properties.get(UNIQ_KEY) or properties[ORIGIN_MESSAGE_ID]
         self.stored(config.name, topic, name, times)
 
@@ -227,7 +226,7 @@ class Retries:
     def config(self, group: str) -> GroupConfig:
         """The group's settings; made where that is allowed. Raises RequestError when there is no
         such group."""
-        config = self.groups.find(group)
+        config = self.groups.get_or_create(group)
         if config is None:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -276,7 +275,7 @@ class Send:
         retries: Retries,
         store: Store,
         intake: Intake,
-        turns: GroupCommit,
+        group_commit: GroupCommit,
         unique_ids: UniqueIds,
     ) -> None:
         self._settings = settings
@@ -285,7 +284,7 @@ class Send:
         self._retries = retries
         self._append = store.writer.append
         self._intake = intake
-        self._hold = turns.send_after_commit
+        self._hold = group_commit.send_after_commit
         self._unique_ids = unique_ids
         self._next_queue = 0
         self.failures = 0
@@ -294,12 +293,13 @@ class Send:
         """Messages with a sharding key, by topic."""
         self.compiled = None
         """Takes plain sends past `send_quick` (`sluicemq.engine`)."""
-        if engine.sends is not None and store.writer.takes_columns:
+        if engine.sends is not None and store.writer.can_append_columns:
             self.compiled = engine.sends.Sends(
                 store.writer, topics.table, store.writer.by_key, self.sizes,
-                store.writer.begin, turns.send_all_after_commit, store.writer.body_bytes_max,
+                store.writer.begin_group, group_commit.send_all_after_commit,
+                store.writer.body_bytes_max,
             )  # fmt: skip
-        settings.on_change(self.prepare)
+        settings.add_listener(self.prepare)
         self.prepare()
 
     def prepare(self) -> None:
@@ -421,12 +421,12 @@ class Send:
                 group = header.topic.removeprefix(RETRY_PREFIX)
                 config = self._retries.config(group)
                 most = times_max(config, header.reconsume_times_max, command.version)
-                if (header.reconsume_times or 0) > most or self._retries.locks.holds_any(group):
+                if (header.reconsume_times or 0) > most or self._retries.locks.is_locked(group):
                     topic, queue_id = self._retries.bury(group, properties), 0
             for name, value in self._added.items():
                 properties.setdefault(name, value)
             if "UNIQ_KEY" not in properties:
-                properties["UNIQ_KEY"] = self._unique_ids.next()
+                properties["UNIQ_KEY"] = self._unique_ids.make_id()
             draft = Draft(
                 topic.name, queue_id, command.body, properties, header.born_time_ms,
                 peer.remote_bytes, self.store_host, header.flag, header.sys_flag,
@@ -458,11 +458,11 @@ class Send:
         """320: always letters, whatever the flag `m` says. Each message becomes a record of its
         own. The batch's own properties (WAIT, an id) are not mixed into them: the 5.3.3 broker
         appends them, and every message of the batch then shows the batch's id."""
-        return in_steps(self._batch_in_steps(header, command, peer))
+        return run_or_postpone(self._batch_in_steps(header, command, peer))
 
     def _batch_in_steps(
         self, header: SendMessageRequest, command: Command, peer: Peer
-    ) -> Steps[Durable | Command]:
+    ) -> WorkItem[Durable | Command]:
         try:
             if header.topic.startswith(RETRY_PREFIX):
                 what = "batch request does not support retry group"
@@ -510,17 +510,17 @@ class Send:
     def _topic(self, header: SendMessageRequest, peer: Peer) -> Topic:
         """The topic of a send, created where that is allowed. Raises RequestError."""
         name = header.topic
-        if is_internal(name):
+        if is_broker_written_topic(name):
             raise RequestError(
                 ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
             )
         topic = self._topics.get(name)
         if topic is None:
-            fault = topic_fault(name, self._settings.broker.topic_length_max)
+            fault = find_topic_name_fault(name, self._settings.broker.topic_length_max)
             if fault is not None:
                 raise RequestError(ResponseCode.INVALID_PARAMETER, fault)
         if topic is None:
-            topic = self._topics.create_by_send(
+            topic = self._topics.create_for_send(
                 name, header.default_topic, header.default_topic_queues
             )
         if topic is None:
@@ -576,7 +576,7 @@ class Send:
             queue_id, identity, message_id.encode(), queue_offset, command.opaque
         )  # fmt: skip
         answer = _pack_prefix(len(header) + 4, len(header)) + header
-        return Durable(answer, waits, announces=not known and topic.name in self._topics)
+        return Durable(answer, waits, creates_topic=not known and topic.name in self._topics)
 
 
 def _waits(properties: dict[str, str]) -> bool:

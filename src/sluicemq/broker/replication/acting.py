@@ -28,7 +28,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from sluicemq.broker.produce.intake import Record, read_record
-from sluicemq.broker.topics import NOT_FOR_SENDS, SYSTEM_PREFIX, TIMER_TOPIC
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, SluiceError
 from sluicemq.model.message import (
@@ -43,8 +42,13 @@ from sluicemq.model.message import (
     TRANSACTION_MASK,
     UNIQ_KEY,
 )
+from sluicemq.model.system_names import (
+    INNER_PRODUCER_GROUP,
+    SYSTEM_TOPIC_PREFIX,
+    is_broker_written_topic,
+)
 from sluicemq.model.topic import DEFAULT_TOPIC, MASTER_ID, PERM_WRITE, RETRY_PREFIX
-from sluicemq.net.dispatch import Peer, finish_answer
+from sluicemq.net.dispatch import Peer, encode_response_to
 from sluicemq.record.codec import as_text
 from sluicemq.wire import fastjson
 from sluicemq.wire.bodies import decode_topic_route
@@ -65,7 +69,6 @@ HAND_BACK_S: Final = 20.0
 QUIET_S: Final = 30.0
 """After a master has asked for what escaped, the slave does not stand in again for so long."""
 STORED: Final = frozenset({0, 10, 11, 12})
-OWN_GROUP: Final = "CLIENT_INNER_PRODUCER"
 _QUEUES: Final = 8
 _LEFT_OUT: Final = frozenset({
     DELAY, REAL_TOPIC, REAL_QUEUE, TRAN_MSG, *TIMER_PROPERTIES, "TIMER_OUT_MS", "TIMER_ROLL_TIMES",
@@ -179,7 +182,7 @@ def request(topic: str, record: Record, target: Target) -> Command:
     properties = record.all_properties()
     kept = {name: value for name, value in properties.items() if name not in _LEFT_OUT}
     header = SendMessageRequestV2(
-        group=properties.get(PRODUCER_GROUP) or OWN_GROUP,
+        group=properties.get(PRODUCER_GROUP) or INNER_PRODUCER_GROUP,
         topic=topic,
         default_topic=DEFAULT_TOPIC,
         default_topic_queues=_QUEUES,
@@ -202,13 +205,13 @@ class StandIn(Protocol):
     store: Any
     delayed: Any
     transactions: Any
-    turns: Any
+    group_commit: Any
     producers: Any
 
 
 def is_for_somebody(topic: str) -> bool:
     """Whether consumers read it: not what a broker keeps for itself."""
-    return not (topic in NOT_FOR_SENDS or topic == TIMER_TOPIC or topic.startswith(SYSTEM_PREFIX))
+    return not (is_broker_written_topic(topic) or topic.startswith(SYSTEM_TOPIC_PREFIX))
 
 
 class Acting:
@@ -289,7 +292,7 @@ class Acting:
             assert self._escape is not None
             stand_in.delayed.stop()
             stand_in.transactions.stop()
-            stand_in.turns.commit()
+            stand_in.group_commit.commit()
             self._collect(stand_in)
             for _ in range(TRIES):
                 if await self._escape.flush():
@@ -314,7 +317,7 @@ class Acting:
         """The same, when it is known."""
 
         async def reply() -> None:
-            peer.write(finish_answer(await self.hand_back(), command))
+            peer.write(encode_response_to(await self.hand_back(), command))
 
         task = asyncio.get_running_loop().create_task(reply())
         self._answering.add(task)

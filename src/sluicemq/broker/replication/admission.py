@@ -17,7 +17,7 @@ from hmac import compare_digest
 from typing import Final
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.net.stream import Stream, StreamUser
+from sluicemq.net.stream import ByteStream, StreamProtocol
 from sluicemq.wire.ha import FIRST_BYTES_MIN, TICKET_BYTES, TICKET_FRAME_BYTES, decode_ticket
 
 log = logging.getLogger(__name__)
@@ -30,15 +30,15 @@ class Doorkeeper:
     `ticket` is needed (b"")."""
 
     def __init__(
-        self, stream: Stream, accept: Callable[[Stream], StreamUser], ticket: bytes
+        self, stream: ByteStream, accept: Callable[[ByteStream], StreamProtocol], ticket: bytes
     ) -> None:
         """Raises ConfigurationError, of `accept`."""
         self._stream, self._accept, self._ticket = stream, accept, ticket
-        self._user: StreamUser | None = None if ticket else accept(stream)
+        self._user: StreamProtocol | None = None if ticket else accept(stream)
         self._said = b""
         self._is_open = False
 
-    def received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         """Raises ConfigurationError for a stranger, and what the user raises."""
         if not self._is_open:
             data = self._said = self._said + data
@@ -56,12 +56,12 @@ class Doorkeeper:
         if self._user is None:
             self._user = self._accept(self._stream)
         if data:
-            self._user.received(data)
+            self._user.data_received(data)
 
-    def writable(self) -> None:
+    def resume_writing(self) -> None:
         if self._user is not None:
-            self._user.writable()
+            self._user.resume_writing()
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         if self._user is not None:
-            self._user.lost()
+            self._user.connection_lost()

@@ -21,13 +21,13 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from sluicemq.acl.rules import numbers_of, parse_pattern
+from sluicemq.acl.rules import address_numbers, parse_pattern
 from sluicemq.broker.replication.epochs import Epochs
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import ConfigurationError, ProtocolError
 from sluicemq.model.ids import Host
-from sluicemq.net.stream import Stream
+from sluicemq.net.stream import ByteStream
 from sluicemq.net.work.background import Offload
 from sluicemq.wire.ha import (
     FROM_START,
@@ -54,7 +54,7 @@ class Log(Protocol):
     """What is asked of the store."""
 
     @property
-    def offset_min(self) -> int: ...
+    def log_start(self) -> int: ...
 
     @property
     def written_offset(self) -> int: ...
@@ -62,11 +62,11 @@ class Log(Protocol):
     @property
     def synced_offset(self) -> int: ...
 
-    def raw(self, position: int, size_max: int) -> memoryview:
+    def view_log(self, position: int, size_max: int) -> memoryview:
         """Written bytes of one file, no more than that; none: there is nothing."""
         ...
 
-    def fetch(self, position: int, size_max: int) -> bytes:
+    def read_log(self, position: int, size_max: int) -> bytes:
         """The same, read from the disk; in any thread."""
         ...
 
@@ -107,7 +107,7 @@ class Feed:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: ByteStream,
         store: Log,
         in_sync: Gate,
         epochs: Epochs | None,
@@ -153,7 +153,7 @@ class Feed:
 
     # ------------------------------------------------------------------------- what it says
 
-    def received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         """Raises ProtocolError."""
         self._read_s = self._clock.monotonic_s()
         for said in self._reader.feed(data):
@@ -184,7 +184,7 @@ class Feed:
         if self.offset < 0:
             # From where it gets the log, as RocketMQ's masters decide it (spec/ha.md §1, §7), but
             # never from before the log's first byte.
-            start, is_plain, begin = self._store.offset_min, self._epochs is None, end
+            start, is_plain, begin = self._store.log_start, self._epochs is None, end
             if end == 0 and (is_plain or self._greeting.from_last_file):
                 written = self._store.written_offset
                 begin = written - written % self._settings.store.commit_log_file_bytes
@@ -201,7 +201,7 @@ class Feed:
 
     # -------------------------------------------------------------------------- what it gets
 
-    def writable(self) -> None:
+    def resume_writing(self) -> None:
         self.grown()
 
     def grown(self) -> None:
@@ -210,7 +210,7 @@ class Feed:
         stream = self._stream
         if self.offset < 0 or stream.closed:
             return
-        if self.offset < self._store.offset_min:
+        if self.offset < self._store.log_start:
             log.warning("slave %s is slower than the log is deleted: it has to begin anew",
                         self.remote)  # fmt: skip
             self.close()
@@ -267,7 +267,7 @@ class Feed:
         if left > NEAR_BYTES:
             self._fetch()
             return None
-        return self._store.raw(self.offset, min(size_max, left)) if left > 0 else None
+        return self._store.view_log(self.offset, min(size_max, left)) if left > 0 else None
 
     def _fetch(self) -> None:
         """Lets another thread read on."""
@@ -280,12 +280,12 @@ class Feed:
             if isinstance(found, bytes):
                 if position == self.offset:  # else it went on without
                     self._fetched = memoryview(found)
-            elif not self._stream.closed and position >= self._store.offset_min:
+            elif not self._stream.closed and position >= self._store.log_start:
                 log.error("the log cannot be read for the slave %s: %s", self.remote, found)
                 self.close()
             self._again()
 
-        self._offload(lambda: self._store.fetch(position, READ_BYTES), done)
+        self._offload(lambda: self._store.read_log(position, READ_BYTES), done)
 
     @property
     def _end(self) -> int:
@@ -320,7 +320,7 @@ class Feed:
     def close(self) -> None:
         self._stream.close()
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         self._in_sync.left(self)
         self._on_lost(self)
 
@@ -337,7 +337,7 @@ class Admission:
 
     def check(self, host: Host) -> None:
         """Raises ConfigurationError."""
-        peers, numbers = self._settings.broker.ha_peers, numbers_of(host.address)
+        peers, numbers = self._settings.broker.ha_peers, address_numbers(host.address)
         if peers and not any(parse_pattern(text).matches(numbers) for text in peers):
             raise ConfigurationError(
                 f"{host.address} is no replica that this broker knows.",
@@ -370,7 +370,7 @@ class Feeds:
         self.admission = admission
         self.all: set[Feed] = set()
 
-    def accept(self, stream: Stream) -> Feed:
+    def accept(self, stream: ByteStream) -> Feed:
         """Raises ConfigurationError."""
         self.admission.check(stream.remote)
         feed = Feed(

@@ -25,7 +25,7 @@ from sluicemq.broker.replication.feed import Rate
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, SluiceError, StoreError
-from sluicemq.net.stream import Stream, StreamUser
+from sluicemq.net.stream import ByteStream, StreamProtocol
 from sluicemq.wire.ha import (
     FROM_START,
     Chunk,
@@ -59,7 +59,7 @@ class FollowedLog(Protocol):
     """What is asked of the store."""
 
     @property
-    def offset_min(self) -> int: ...
+    def log_start(self) -> int: ...
 
     @property
     def synced_offset(self) -> int: ...
@@ -149,7 +149,7 @@ class Follower:
         self._epochs = epochs
         self._settings = settings
         self._clock = clock
-        self._stream: Stream | None = None
+        self._stream: ByteStream | None = None
         self._reader = MasterReader(failover=epochs is not None)
         self._reported = 0
         self._has_begun = False  # bytes have come over this stream
@@ -183,12 +183,12 @@ class Follower:
         end = self._following.end
         return FollowerStatus(
             self.state, end, end if self._epochs is None else self.confirmed,
-            self._store.offset_min, self._rate.per_s, self._read_ms, self._written_ms, self.fault,
+            self._store.log_start, self._rate.per_s, self._read_ms, self._written_ms, self.fault,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------ what it says
 
-    def connected(self, stream: Stream) -> None:
+    def connected(self, stream: ByteStream) -> None:
         """A stream to the master is open, and this is its user."""
         self._stream = stream
         self._reader = MasterReader(failover=self._epochs is not None)
@@ -229,11 +229,11 @@ class Follower:
 
     @property
     def _is_empty(self) -> bool:
-        return self._following.end <= self._store.offset_min
+        return self._following.end <= self._store.log_start
 
     # ------------------------------------------------------------------------------ what it gets
 
-    def received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         """HOT."""
         self._read_s, self._read_ms = self._clock.monotonic_s(), self._clock.now_ms()
         self._rate.add(len(data), self._read_s)
@@ -280,7 +280,7 @@ class Follower:
         log.warning("the log is cut from %d to %d, where the master's begins to be another",
                     self._following.end, end)  # fmt: skip
         self.on_incomplete()
-        start = self._store.offset_min
+        start = self._store.log_start
         self._following.truncate(max(end, start))
         if self._epochs is not None:
             self._epochs.truncate(end if end > start else 0)
@@ -353,7 +353,7 @@ class Follower:
 
     # -------------------------------------------------------------------------------- its time
 
-    def writable(self) -> None:
+    def resume_writing(self) -> None:
         """Reports are small."""
 
     def run(self) -> None:
@@ -384,7 +384,7 @@ class Follower:
         if self._stream is not None:
             self._stream.close()
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         self._went_on(0)
         self.state, self._stream = State.READY, None
 
@@ -392,7 +392,7 @@ class Follower:
 class Dialler(Protocol):
     """The part of `net.network.Network` that is needed."""
 
-    async def dial_stream(self, address: str, user: StreamUser) -> Stream: ...
+    async def dial_stream(self, address: str, user: StreamProtocol) -> ByteStream: ...
 
 
 class Connection:
@@ -409,21 +409,21 @@ class Connection:
         self._follower = follower
         self._is_over = False
 
-    def received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         """Pass on bytes of the master. Raises SluiceError."""
         if not self._is_over:
-            self._follower.received(data)
+            self._follower.data_received(data)
 
-    def writable(self) -> None:
+    def resume_writing(self) -> None:
         """Pass on that most of what was unsent has left."""
         if not self._is_over:
-            self._follower.writable()
+            self._follower.resume_writing()
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         """Tell the follower, once, that this connection is over."""
         if not self._is_over:
             self._is_over = True
-            self._follower.lost()
+            self._follower.connection_lost()
 
 
 async def follow(network: Dialler, follower: Follower, address: Callable[[], str]) -> None:
@@ -445,5 +445,5 @@ async def follow(network: Dialler, follower: Follower, address: Callable[[], str
                         follower.run()
                 finally:
                     stream.close()
-                    connection.lost()
+                    connection.connection_lost()
         await asyncio.sleep(RETRY_S)

@@ -1,4 +1,4 @@
-"""Who has what of the log, and so what may be seen and answered: the gate of `turns.py`.
+"""Who has what of the log, and so what may be seen and answered: the gate of `group_commit.py`.
 
 Each connection of a slave (`feed.py`) says how far the slave has the log. From that follows
 `confirmed`, the end of what as many replicas have as have to; nothing behind it is visible. It

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.files import Files, read_text, replace_text
+from sluicemq.files.identity import IDENTITY_SUFFIX
 from sluicemq.net.channel import Channel
-from sluicemq.store.identity import IDENTITY_SUFFIX
 from sluicemq.store.timers.files import CHECKPOINT_BYTES
 from sluicemq.wire import tables
 from sluicemq.wire.codes import RequestCode, ResponseCode

@@ -17,9 +17,9 @@ from sluicemq.broker.replication.insync import InSync
 from sluicemq.broker.replication.sides import MasterSide, SlaveSide
 from sluicemq.broker.settings import Settings
 from sluicemq.errors import RequestError
-from sluicemq.model.addresses import join
+from sluicemq.model.addresses import format_address
 from sluicemq.model.ids import Host
-from sluicemq.net.dispatch import Handler, Outcome, Peer, Quick
+from sluicemq.net.dispatch import FastHandler, Handler, Outcome, Peer
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
@@ -90,7 +90,7 @@ class ReplicaRequests:
         if not self._settings.is_failover:
             raise RequestError(ResponseCode.NO_PERMISSION, "no replica of this broker forwards.")
         try:
-            peer.speak_for(Host(header.address, header.port))
+            peer.set_remote(Host(header.address, header.port))
         except ValueError as error:
             raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from error
         return Command(ResponseCode.SUCCESS)
@@ -104,7 +104,7 @@ class ReplicaRequests:
         elif isinstance(self._side, MasterSide):
             answer = ExchangeReplicaResponse(
                 ha_address=self._side.ha_address, flushed_offset=self._store.synced_offset,
-                address=join(*self._settings.host),
+                address=format_address(*self._settings.host),
             )  # fmt: skip
             fields = encode_header(answer)
         return Command(ResponseCode.SUCCESS, fields)
@@ -152,8 +152,8 @@ class ReplicaRequests:
 
 
 def while_enough(
-    in_sync: InSync, handlers: Mapping[int, Handler], quick: Mapping[int, Quick]
-) -> tuple[dict[int, Handler], dict[int, Quick]]:
+    in_sync: InSync, handlers: Mapping[int, Handler], quick: Mapping[int, FastHandler]
+) -> tuple[dict[int, Handler], dict[int, FastHandler]]:
     """Those of a master that stores nothing while `InSync.refusal` says why."""
 
     def checked(handle: Handler) -> Handler:
@@ -164,7 +164,7 @@ def while_enough(
 
         return send
 
-    def checked_quick(handle: Quick) -> Quick:
+    def checked_quick(handle: FastHandler) -> FastHandler:
         return lambda header, body, peer: in_sync.refusal is None and handle(header, body, peer)
 
     return (

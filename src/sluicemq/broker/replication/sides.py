@@ -36,9 +36,9 @@ from sluicemq.files.machine import priority
 from sluicemq.net.channel import ChannelPool
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import Network, StreamListener
-from sluicemq.net.stream import Stream, StreamUser
+from sluicemq.net.stream import ByteStream, StreamProtocol
 from sluicemq.net.work.background import Offload
-from sluicemq.store.follow import Following
+from sluicemq.store.follow import LogFollower
 from sluicemq.store.store import Store
 from sluicemq.wire.declare import load_object, take_integer
 from sluicemq.wire.ha import TICKET_BYTES, State
@@ -60,7 +60,7 @@ class Parts(Protocol):
     clock: Clock
     in_sync: InSync | None
     guard: Guard | None
-    turns: GroupCommit
+    group_commit: GroupCommit
     topics: Topics
     groups: Groups
     offsets: Offsets
@@ -124,7 +124,7 @@ class MasterSide:
             admission=Admission(settings),
         )  # fmt: skip
         self.state = StateRequests(
-            mirror, core.in_sync, files, clock, lambda: store.offset_min, self._ticket
+            mirror, core.in_sync, files, clock, lambda: store.log_start, self._ticket
         )
         core.in_sync.on_confirmed.append(lambda end: self.feeds.grown())
 
@@ -138,7 +138,9 @@ class MasterSide:
         config = self._settings.broker
         port = config.listen_port + 1 if config.listen_port else 0
         port = before or (port if config.ha_port is None else config.ha_port)
-        listener = self._network.stream_listener(self._accept, limits=ServerLimits.of(config))
+        listener = self._network.stream_listener(
+            self._accept, limits=ServerLimits.from_config(config)
+        )
         try:
             await listener.start(config.listen_address, [port])
         except ConfigurationError as error:
@@ -149,15 +151,15 @@ class MasterSide:
         self._listener = listener
         return listener.ports[0]
 
-    def _accept(self, stream: Stream) -> StreamUser:
-        self._core.turns.on_commit = self.feeds.grown
+    def _accept(self, stream: ByteStream) -> StreamProtocol:
+        self._core.group_commit.on_commit = self.feeds.grown
         is_named = bool(self._settings.broker.ha_peers)
         return Doorkeeper(stream, self.feeds.accept, b"" if is_named else self._ticket)
 
     def run(self) -> None:
         """A few times a second."""
         if not self.feeds.all:  # a master without slaves sends as if there were none
-            self._core.turns.on_commit = None
+            self._core.group_commit.on_commit = None
         self.feeds.run()
         self.state.run(self._clock.monotonic_s())
 
@@ -205,7 +207,7 @@ class SlaveSide:
     haMasterAddress (`told`)."""
 
     def __init__(
-        self, core: Parts, following: Following, files: Files, epochs: Epochs | None,
+        self, core: Parts, following: LogFollower, files: Files, epochs: Epochs | None,
         confirmed: Confirmed, term: Term | None, claim: Claim, *, run_sync: RunSync,
         in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
         signed: Callable[[Any], Any], begin_queue: Callable[[str, int, int, bytes], object],
@@ -214,7 +216,7 @@ class SlaveSide:
         self._core, self._term, self._following = core, term, following
         self._run_sync, self._is_syncing = run_sync, False
         self._told = ("", "")
-        core.store.on_visible = core.turns.on_follower_append
+        core.store.on_visible = core.group_commit.on_follower_append
         self.acting: Acting | None = None
         """What stands in for the master, where that is wanted."""
         self.applier = Applier(files, places_of(core.settings, files), begin_queue)
@@ -227,7 +229,7 @@ class SlaveSide:
         follower.on_confirmed = confirmed.moved
         follower.on_appended = self.appended
         follower.on_incomplete = self.cut
-        follower.on_pace = priority().lower  # who serves on this machine goes first
+        follower.on_pace = priority().set_low  # who serves on this machine goes first
         self._files, self._mark_path = files, f"{core.settings.store.root}/{INCOMPLETE_NAME}"
         self._is_marked = files.exists(self._mark_path)
 

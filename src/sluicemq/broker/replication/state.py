@@ -28,8 +28,8 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ProtocolError, RequestError, SluiceError
 from sluicemq.files import Files
 from sluicemq.net.channel import Channel, ChannelPool
-from sluicemq.net.dispatch import Peer, finish_answer
-from sluicemq.net.work.background import Steps
+from sluicemq.net.dispatch import Peer, encode_response_to
+from sluicemq.net.work.background import WorkItem
 from sluicemq.outages import Outages
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
@@ -99,7 +99,7 @@ class StateRequests:
         body = encode_operations(operations)
         return Command(ResponseCode.SUCCESS, encode_header(fields), body)
 
-    def _snapshot(self) -> Steps[Command]:
+    def _snapshot(self) -> WorkItem[Command]:
         found: list[Operation] = yield lambda: self._mirror.snapshot(self._files)
         return self._answer(found)
 
@@ -109,14 +109,14 @@ class StateRequests:
         if waiting is not None and waiting[1] is command:
             del self._waiting[peer]
             answer = self._answer(self._mirror.after(self._mirror.life, number) or [])
-            peer.write(finish_answer(answer, command))
+            peer.write(encode_response_to(answer, command))
 
     def run(self, now_s: float) -> None:
         """A few times a second: who has waited long enough is answered."""
         for peer, (deadline_s, command) in list(self._waiting.items()):
             if deadline_s <= now_s or peer.closed:
                 del self._waiting[peer]
-                peer.write(finish_answer(self._answer([]), command))
+                peer.write(encode_response_to(self._answer([]), command))
         self._mirror.settle()
 
 
@@ -170,7 +170,7 @@ class StateFollower:
                     self._address = address
                     await self.follow(await pool.get(address))
             except (SluiceError, OSError) as error:
-                self._outages.failed(
+                self._outages.report_failure(
                     f"the master {address}", "cannot follow the state of the master %s: %s",
                     address, error, kind=type(error),
                 )  # fmt: skip
@@ -207,7 +207,7 @@ class StateFollower:
             self.ticket = bytes.fromhex(header.ticket)
         except ValueError as error:
             raise ProtocolError(f"the master's ticket: {error}") from error
-        self._outages.worked(f"the master {self._address}")
+        self._outages.report_success(f"the master {self._address}")
         return header
 
     async def _apply(self, channel: Channel) -> None:

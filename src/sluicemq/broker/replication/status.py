@@ -16,7 +16,7 @@ from sluicemq.broker.replication.insync import InSync
 from sluicemq.broker.settings import Settings
 from sluicemq.errors import RequestError
 from sluicemq.files.machine import process_space
-from sluicemq.model.addresses import join
+from sluicemq.model.addresses import format_address
 from sluicemq.net.dispatch import Handler, Peer
 from sluicemq.numbers import natural
 from sluicemq.wire.codes import ResponseCode
@@ -75,10 +75,10 @@ class ReplicaAdmin:
         lag_bytes, lag_ms = self._behind() if is_slave else (0, 0)
         found: dict[str, Any] = {
             "broker": broker.broker_name, "cluster": broker.cluster_name, "id": broker.broker_id,
-            "role": "slave" if is_slave else "master", "address": join(*host), "epoch": None,
-            "inSync": None, "lagBytes": lag_bytes, "lagMs": lag_ms, "logEnd": self._log_end(),
-            "confirmed": None, "slaves": [], "consensus": broker.consensus, "pid": os.getpid(),
-            "processSpace": process_space(),
+            "role": "slave" if is_slave else "master", "address": format_address(*host),
+            "epoch": None, "inSync": None, "lagBytes": lag_bytes, "lagMs": lag_ms,
+            "logEnd": self._log_end(), "confirmed": None, "slaves": [],
+            "consensus": broker.consensus, "pid": os.getpid(), "processSpace": process_space(),
         }  # fmt: skip
         if not is_slave and self._in_sync is not None:
             found |= {"confirmed": self._in_sync.confirmed, "slaves": self._slaves(self._in_sync)}

@@ -37,7 +37,6 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from sluicemq.broker.produce.intake import Draft, Record, entries, read_record
-from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import RequestError
 from sluicemq.model import properties as reserved
@@ -54,13 +53,13 @@ from sluicemq.model.message import (
     TRANSACTION_MASK,
     UNIQ_KEY,
 )
+from sluicemq.model.system_names import HALF_TOPIC, OP_TOPIC
 from sluicemq.net.dispatch import Peer
 from sluicemq.record.codec import CHECKSUM_NAME
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
 
-GROUP: Final = "CID_RMQ_SYS_TRANS"
 CHECK_TIMES: Final = reserved.CHECK_TIMES
 TRANSACTION_ID: Final = "__transactionId__"
 PREPARED_OFFSET: Final = reserved.PREPARED_OFFSET

@@ -35,18 +35,17 @@ from collections.abc import Callable
 from itertools import count, islice, takewhile
 from typing import Final, NamedTuple
 
-from sluicemq.broker.background import Progress, Slice
+from sluicemq.broker.background import Progress, TimeSlice
 from sluicemq.broker.consume.clients import Member, Producers
 from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.produce.intake import Draft, Intake, Record
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC, Topics
+from sluicemq.broker.topics import Topics
 from sluicemq.broker.transactions.prepared import (
     CHECK_TIMES,
     COPY_BYTES_MAX,
     FIRST_OFFSET,
-    GROUP,
     OP_PROPERTIES,
     OP_TAG_CODE,
     OpenTransaction,
@@ -70,6 +69,7 @@ from sluicemq.model.message import (
     TRANSACTION_MASK,
     UNIQ_KEY,
 )
+from sluicemq.model.system_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from sluicemq.net.dispatch import Peer
 from sluicemq.numbers import natural
 from sluicemq.record.codec import as_text, encode_record
@@ -145,7 +145,7 @@ class CheckBack:
             return
         transaction.asked = member.peer
         self.sent += 1
-        member.peer.notify(question(transaction, record, self._broker_name))
+        member.peer.send_oneway(question(transaction, record, self._broker_name))
 
     def overdue(self, transaction: OpenTransaction, record: Record) -> None:
         """The next check is due: has the last one been answered?"""
@@ -153,7 +153,7 @@ class CheckBack:
         if peer is None or peer.closed:
             return
         self.unanswered += 1
-        peer.labels[_UNANSWERED] = _unanswered(peer) + 1
+        peer.attributes[_UNANSWERED] = _unanswered(peer) + 1
         group = record.text(PRODUCER_GROUP)
         member = self._producers.groups.get(group, {}).get(peer)
         client_id = member.client_id if member is not None else str(peer.remote)
@@ -168,13 +168,13 @@ class CheckBack:
 
     def answered(self, transaction: OpenTransaction | None, peer: Peer) -> None:
         """A client has answered a check."""
-        peer.labels.pop(_UNANSWERED, None)
+        peer.attributes.pop(_UNANSWERED, None)
         if transaction is not None:
             transaction.asked = None
 
 
 def _unanswered(peer: Peer) -> int:
-    return int(peer.labels.get(_UNANSWERED, 0))
+    return int(peer.attributes.get(_UNANSWERED, 0))
 
 
 def question(transaction: OpenTransaction, record: Record, broker_name: str) -> Command:
@@ -219,7 +219,7 @@ class Transactions:
         offsets: Offsets,
         store: Store,
         intake: Intake,
-        turns: GroupCommit,
+        group_commit: GroupCommit,
         clock: Clock,
         steady: SteadyClock,
         check_back: CheckBack,
@@ -229,7 +229,7 @@ class Transactions:
         self._offsets = offsets
         self._store = store
         self._intake = intake
-        self._turns = turns
+        self._group_commit = group_commit
         self._clock = clock
         self._steady = steady
         self.check_back = check_back
@@ -277,7 +277,7 @@ class Transactions:
             return
         last = self.reader.last()
         if last is not None and (
-            last.sys_flag & TRANSACTION_MASK == COMMITTED or last.topic == LIMIT_TOPIC
+            last.sys_flag & TRANSACTION_MASK == COMMITTED or last.topic == CHECK_MAX_TOPIC
         ):
             found = table.find(*identity(last))
             if found is not None:  # the last record of the log is a message whose op is missing
@@ -287,7 +287,7 @@ class Transactions:
                 if self._settings.store.flush_sync:
                     self._store.publish(self._store.sync())
                 self._follow()
-        self._turns.arrivals |= {HALF_TOPIC: self._follow, OP_TOPIC: self._follow}
+        self._group_commit.topic_listeners |= {HALF_TOPIC: self._follow, OP_TOPIC: self._follow}
         self.is_on = True
         if len(table):
             log.info("%d transactions are undecided", len(table))
@@ -296,7 +296,7 @@ class Transactions:
         start, end = self._store.queue_offsets(topic, 0)
         if self._offsets.document.is_doubtful:  # all ops are there: the queues say what is open
             return start
-        known = self._offsets.committed(GROUP, topic, 0)
+        known = self._offsets.committed(TRANSACTION_GROUP, topic, 0)
         if known > end:
             log.error(
                 "the offset %d of %s is behind its end %d: it begins there", known, topic, end
@@ -353,7 +353,7 @@ class Transactions:
             self._decided.pop(key, None)
             self.table.plan(transaction, self._steady.now_ms() + self.interval_ms)
 
-        self._turns.commit_internal(undo)
+        self._group_commit.commit_internal(undo)
 
     def _append_op(self, offset: int) -> None:
         now_ms, host = self._clock.now_ms(), self._settings.store_host
@@ -376,7 +376,7 @@ class Transactions:
             transaction.copy_offset = None
             transaction.wants_check = False
 
-        self._turns.commit_internal(undo)
+        self._group_commit.commit_internal(undo)
 
     # -------------------------------------------------------------------- what has become visible
 
@@ -435,7 +435,7 @@ class Transactions:
             self._superseded += offsets
             log.warning("superseded half messages are marked later: %s", error)
             return
-        self._turns.commit_internal(lambda: self._superseded.extend(offsets))
+        self._group_commit.commit_internal(lambda: self._superseded.extend(offsets))
 
     # ------------------------------------------------------------------------------ how far it is
 
@@ -452,9 +452,9 @@ class Transactions:
         for topic, progress in self._progress.items():
             if has_moved:
                 progress.advance(low[topic], self._store.written_offset)
-            safe = progress.safe(self._store.synced_offset)
-            if safe > max(self._offsets.committed(GROUP, topic, 0), 0):
-                self._offsets.commit(GROUP, topic, 0, safe)
+            safe = progress.durable_value(self._store.synced_offset)
+            if safe > max(self._offsets.committed(TRANSACTION_GROUP, topic, 0), 0):
+                self._offsets.commit(TRANSACTION_GROUP, topic, 0, safe)
 
     # ------------------------------------------------------------------------ what time demands
 
@@ -464,13 +464,13 @@ class Transactions:
             return
         try:
             self.mark_superseded()
-            work = Slice(self._steady, SLICE_S, SLICE_TRANSACTIONS)
+            work = TimeSlice(self._steady, SLICE_S, SLICE_TRANSACTIONS)
             while not work.is_over and (one := self.table.pop_due(work.now_ms)) is not None:
                 # Whatever comes of it now: not again before the next time.
                 self.table.plan(one, work.now_ms + self.interval_ms)
                 if one.copy_offset is None:
                     self._check(one)
-                work.done()
+                work.count_done()
             self._carry()
             self._complaint = ""
         except StoreError as error:
@@ -484,7 +484,7 @@ class Transactions:
         self.note_progress()
         self.is_on = False
         for topic in (HALF_TOPIC, OP_TOPIC):
-            self._turns.arrivals.pop(topic, None)
+            self._group_commit.topic_listeners.pop(topic, None)
 
     def _check(self, transaction: OpenTransaction) -> None:
         record = self.reader.record(transaction.physical_offset)
@@ -500,8 +500,8 @@ class Transactions:
         age_ms = self._clock.now_ms() - transaction.began_ms
         kept_ms = self._settings.store.file_reserved_hours * _HOUR_MS
         if transaction.checks >= self._settings.broker.transaction_check_max or age_ms > kept_ms:
-            self._topics.ensure(LIMIT_TOPIC, 1)
-            self._intake.append(draft_of(record, LIMIT_TOPIC, 0, properties_of(record)))
+            self._topics.ensure(CHECK_MAX_TOPIC, 1)
+            self._intake.append(draft_of(record, CHECK_MAX_TOPIC, 0, properties_of(record)))
             self._giving_up[transaction.offset] = GivenUp(
                 record.text(UNIQ_KEY), record.text(PRODUCER_GROUP), record.text(REAL_TOPIC),
                 transaction.checks, age_ms,
@@ -516,7 +516,7 @@ class Transactions:
             "transaction %s of producer group %s for topic %s is given up after %d checks in "
             "%.0f s: its message is kept in %s",
             known.unique_id, known.group, known.topic, known.checks, known.age_ms / 1000,
-            LIMIT_TOPIC,
+            CHECK_MAX_TOPIC,
         )  # fmt: skip
         for listener in self.on_given_up:
             try:

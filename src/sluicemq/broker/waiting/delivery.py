@@ -18,12 +18,11 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, Protocol
 
-from sluicemq.broker.background import Progress, Slice, Worker
+from sluicemq.broker.background import Progress, SliceWorker, TimeSlice
 from sluicemq.broker.documents import Document
 from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.produce.intake import Intake, Redelivery, entries, read_record
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.broker.waiting.kept_clock import KeptClock
 from sluicemq.broker.waiting.logged_deliveries import CHUNK, Due, LoggedDeliveries
 from sluicemq.broker.waiting.rewrite import DelayRewrite
@@ -32,8 +31,9 @@ from sluicemq.clock import SteadyClock
 from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError, StoreError
 from sluicemq.files import Files
-from sluicemq.net.work.background import Alarm, CallLater
-from sluicemq.store.identity import FileVerdict
+from sluicemq.files.identity import FileVerdict
+from sluicemq.model.system_names import SCHEDULE_TOPIC, TIMER_TOPIC
+from sluicemq.net.work.background import CallLater, TimerHandle
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.supervision import Supervisor
@@ -197,7 +197,7 @@ class DelayLevels:
         the log was stored."""
         stored_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
         while len(
-            units := self._store.reader.sound_units(
+            units := self._store.reader.valid_units(
                 SCHEDULE_TOPIC, level.queue_id, offset, _CHUNK_UNITS
             )
         ):
@@ -220,7 +220,7 @@ class DelayLevels:
         stored_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
         offset = level.coming
         while offset > low:
-            units = self._store.reader.sound_units(SCHEDULE_TOPIC, level.queue_id, offset - 1, 1)
+            units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset - 1, 1)
             if not len(units) or self._due_ms(level, *UNIT.unpack_from(units)) <= stored_ms:
                 break
             offset -= 1
@@ -239,7 +239,7 @@ class DelayLevels:
         end = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)[1]
         if level.coming >= end or not self._is_default:
             return
-        units = self._store.reader.sound_units(SCHEDULE_TOPIC, level.queue_id, end - 1, 1)
+        units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, end - 1, 1)
         if len(units):
             _, size, due_ms = UNIT.unpack_from(units)
             if size != BLANK_SIZE:
@@ -269,7 +269,7 @@ class DelayLevels:
             gone = {offset for offset in level.cancelled if offset < level.saved}
             level.cancelled -= gone
             self.cancellations.changed |= bool(gone)
-            level.saved = level.progress.safe(synced)
+            level.saved = level.progress.durable_value(synced)
             # What is not safe yet is written the next time.
             self.document.changed |= level.saved != level.progress.value
         return self.table()
@@ -299,7 +299,7 @@ class DelayLevels:
     def _look(self, level: Level) -> None:
         """Find out when the first message of a level is due."""
         offset = level.coming
-        units = self._store.reader.sound_units(SCHEDULE_TOPIC, level.queue_id, offset, 1)
+        units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset, 1)
         if not len(units):
             low, high = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
             if offset >= low or low >= high:
@@ -328,7 +328,7 @@ class DelayLevels:
 
     # --- delivering
 
-    def deliver(self, work: Slice) -> None:
+    def deliver(self, work: TimeSlice) -> None:
         """Append what is due to its topics, as long as the slice lasts. Raises StoreError.
 
         A level that fails otherwise is tried again after `LEVEL_PAUSE_MS`; the others go on.
@@ -351,9 +351,9 @@ class DelayLevels:
             if stopped is not None:
                 raise stopped
 
-    def _deliver_some(self, level: Level, work: Slice) -> None:
-        units = self._store.reader.sound_units(
-            SCHEDULE_TOPIC, level.queue_id, level.coming, min(work.left, _CHUNK_UNITS)
+    def _deliver_some(self, level: Level, work: TimeSlice) -> None:
+        units = self._store.reader.valid_units(
+            SCHEDULE_TOPIC, level.queue_id, level.coming, min(work.remaining, _CHUNK_UNITS)
         )
         now_ms = work.now_ms
         for position, size, code in _unpack_units(units):
@@ -372,7 +372,7 @@ class DelayLevels:
                         level.coming, level.queue_id + 1,
                     )  # fmt: skip
             level.coming += 1
-            work.done()
+            work.count_done()
         self._look(level)
 
     def settle(self, *, is_stored: bool) -> None:
@@ -395,7 +395,7 @@ class DelayLevels:
         level = self._levels.get(queue_id)
         if level is None:
             return
-        units = self._store.reader.sound_units
+        units = self._store.reader.valid_units
         offset = max(offset, level.coming)
         for entry in entries(self._store, SCHEDULE_TOPIC, queue_id, offset, units):
             record, due_ms = entry.record, 0
@@ -512,7 +512,7 @@ class Part(Protocol):
     def next_ms(self) -> int | None:
         """When the next one that is known of is due; None without one."""
 
-    def deliver(self, work: Slice) -> None:
+    def deliver(self, work: TimeSlice) -> None:
         """Append what is due, as long as the slice lasts. Raises StoreError."""
 
     def settle(self, *, is_stored: bool) -> None:
@@ -527,7 +527,7 @@ class Delayed:
         settings: Settings,
         store: Store,
         intake: Intake,
-        turns: GroupCommit,
+        group_commit: GroupCommit,
         *,
         files: Files,
         clock: SteadyClock,
@@ -541,10 +541,10 @@ class Delayed:
         self._settings = settings
         self._store = store
         self._clock = clock
-        self._worker = Worker(self.run, clock, call_soon)
+        self._worker = SliceWorker(self.run, clock, call_soon)
         self.kept_clock = KeptClock(files, settings.store.root, clock)
         self.call_later = call_later
-        self.redelivery = Redelivery(store, turns, intake.elsewhere)
+        self.redelivery = Redelivery(store, group_commit, intake.elsewhere)
         self.levels = DelayLevels(settings, store, self.redelivery, files, clock, jobs)
         self.metrics = TimerMetrics(files, settings.store.root, clock)
         self.timers = Timers(
@@ -553,15 +553,15 @@ class Delayed:
         )  # fmt: skip
         self.parts: list[Part] = [self.levels, self.timers]
         intake.rewrites.append(DelayRewrite(settings, clock, self.timers.files.count).rewrite)
-        self._alarm: Alarm | None = None
+        self._alarm: TimerHandle | None = None
         self._alarm_s = 0.0
 
         def level_arrived(queue_id: int) -> None:
             self.levels.arrived(queue_id)
             self.plan()
 
-        turns.arrivals[SCHEDULE_TOPIC] = level_arrived
-        turns.arrivals[TIMER_TOPIC] = lambda queue_id: self._worker.soon()
+        group_commit.topic_listeners[SCHEDULE_TOPIC] = level_arrived
+        group_commit.topic_listeners[TIMER_TOPIC] = lambda queue_id: self._worker.schedule()
 
     def load(self) -> None:
         """Blocking; delivery may begin after it. Raises StoreDamagedError, OSError."""
@@ -569,7 +569,7 @@ class Delayed:
         self.levels.load()
         self.metrics.load()  # first: timers that are built again are counted again
         self.timers.load()
-        self._worker.is_on = not self._settings.is_read_only
+        self._worker.is_enabled = not self._settings.is_read_only
 
     @property
     def documents(self) -> tuple[Document, ...]:
@@ -588,7 +588,7 @@ class Delayed:
 
     def plan(self) -> None:
         """Come again: at once when there is work, else when the next message is due."""
-        if not self._worker.is_on:
+        if not self._worker.is_enabled:
             return
         now_s = self._clock.monotonic_s()
         if self._worker.is_paused:
@@ -604,7 +604,7 @@ class Delayed:
             wakes_s.append(max(now_s, self._jobs.resume_s(PREPARE)))
         first_s = min(wakes_s, default=math.inf)
         if first_s <= now_s:
-            self._worker.soon()
+            self._worker.schedule()
         elif first_s < math.inf:
             self._wake_at(first_s, now_s)
 
@@ -627,7 +627,7 @@ class Delayed:
 
     def run(self) -> None:
         """One slice."""
-        if not self._worker.is_on:
+        if not self._worker.is_enabled:
             return
         if not self._worker.is_paused:
             self._jobs.run_unless_pausing("delivery", self._deliver)
@@ -636,7 +636,7 @@ class Delayed:
 
     def _deliver(self) -> None:
         """Deliver one slice of what is due."""
-        work = Slice(self._clock, SLICE_S, SLICE_MESSAGES)
+        work = TimeSlice(self._clock, SLICE_S, SLICE_MESSAGES)
         stopped: StoreError | None = None
 
         def deliver(part: Part) -> None:
@@ -650,27 +650,27 @@ class Delayed:
         for part in self.parts:
             if stopped is None:
                 are_well &= self._jobs.run_unless_pausing(part.name, partial(deliver, part))
-        is_idle = work.left == SLICE_MESSAGES and stopped is None and are_well
+        is_idle = work.remaining == SLICE_MESSAGES and stopped is None and are_well
         is_stored = is_idle or self.redelivery.finish()
         if stopped is not None or not is_stored:
             why = stopped or "the turn failed"
-            self._worker.failed(f"delayed messages wait longer: {why}")
+            self._worker.pause_after_failure(f"delayed messages wait longer: {why}")
         else:
-            self._worker.succeeded()
+            self._worker.clear_failure()
         for part in self.parts:
             settle = partial(part.settle, is_stored=is_stored)
             self._jobs.run_now(f"{part.name}, settling", settle)
 
     def _prepare(self) -> None:
         try:
-            self.timers.prepare(Slice(self._clock, SLICE_S, SLICE_MESSAGES))
+            self.timers.prepare(TimeSlice(self._clock, SLICE_S, SLICE_MESSAGES))
         except OSError as error:
-            self._worker.failed(f"the timer log cannot be written: {error}")
+            self._worker.pause_after_failure(f"the timer log cannot be written: {error}")
 
     def stop(self) -> None:
         """Deliver no more; how the clocks differ now is saved with the documents."""
         self.kept_clock.document.changed = True
-        self._worker.is_on = False
+        self._worker.is_enabled = False
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -680,12 +680,12 @@ class Delayed:
         with closing(self.timers.save(is_last=True)) as steps:
             for step in steps:
                 step()
-        if not self._worker.is_on:  # nothing is delivered, or taken in, any more
+        if not self._worker.is_enabled:  # nothing is delivered, or taken in, any more
             self.timers.seal()
 
     def clean(self) -> None:
         """Now and then: timer log files that nothing needs any more. Raises OSError."""
-        self.timers.files.log.remove_before(self._store.offset_min)
+        self.timers.files.log.remove_before(self._store.log_start)
 
     def runtime(self) -> dict[str, str]:
         """For request 28 (spec/admin.md §3)."""

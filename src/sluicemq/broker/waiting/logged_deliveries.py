@@ -116,7 +116,7 @@ class LoggedDeliveries:
         )
         since_ms = min(message.due_ms for message in messages) - self._lead_ms
         offset = max(
-            store.first_offset(*queue, first), store.reader.offset_by_time(*queue, since_ms)
+            store.first_offset_from(*queue, first), store.reader.offset_by_time(*queue, since_ms)
         )
         while self._left > 0 and len(units := store.committed_units(*queue, offset, _CHUNK_UNITS)):
             for position, size, _ in UNIT.iter_unpack(units):

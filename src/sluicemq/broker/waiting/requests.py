@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from sluicemq.broker.background import Slice
+from sluicemq.broker.background import TimeSlice
 from sluicemq.broker.group_commit import Announced, Durable
 from sluicemq.broker.produce.intake import Draft, Intake
 from sluicemq.broker.settings import Settings
@@ -137,11 +137,11 @@ class DelayRequests:
     def listed(self, header: ListDelayedRequest, command: Command, peer: Peer) -> Command:
         """900101: ours; a page of what waits, of a topic, with a key, or all."""
         count_max = min(max(header.count_max or PAGE_MAX, 1), PAGE_MAX)
-        work = Slice(self.clock, _PAGE_S, 10 * PAGE_MAX)
+        work = TimeSlice(self.clock, _PAGE_S, 10 * PAGE_MAX)
         found: list[bodies.WaitingMessage] = []
         cursor: str | None = None
         for waiting in self._from(header.cursor or "L:0:0"):
-            work.done()
+            work.count_done()
             message = self._shown(waiting)
             if (
                 message is not None

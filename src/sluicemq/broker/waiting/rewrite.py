@@ -15,7 +15,6 @@ from typing import Final
 
 from sluicemq.broker.produce.intake import Draft
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.clock import SteadyClock
 from sluicemq.errors import RequestError
 from sluicemq.model.ids import RecallHandle
@@ -29,6 +28,7 @@ from sluicemq.model.message import (
     TRANSACTION_MASK,
     UNIQ_KEY,
 )
+from sluicemq.model.system_names import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.numbers import LONG_MAX, natural
 from sluicemq.store.timers.placing import TIMER_DELETES, TIMER_OUT, slot_of

@@ -27,7 +27,7 @@ from collections.abc import Callable, Generator, Iterator
 from itertools import chain, takewhile
 from typing import Final, NamedTuple
 
-from sluicemq.broker.background import Slice
+from sluicemq.broker.background import TimeSlice
 from sluicemq.broker.produce.intake import (
     Entry,
     Intake,
@@ -41,6 +41,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.clock import SteadyClock
 from sluicemq.files import Files
 from sluicemq.model.ids import tag_code
+from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.numbers import natural
 from sluicemq.record.codec import as_dict, value_of
 from sluicemq.store.store import Store
@@ -50,7 +51,6 @@ from sluicemq.store.timers.placing import (
     DELETES,
     REAL_TOPIC,
     TIMER_DELETES,
-    TIMER_TOPIC,
     Placing,
     recall_key,
     slot_of,
@@ -249,7 +249,7 @@ class Timers:
     def _begin_doubting(self) -> None:
         """From now on, what is in the log and due may be delivered already. A new master shows what
         its slaves have; a recall behind it was answered by the master before, and holds."""
-        self._known_end = self._store.end_offset(TIMER_TOPIC, 0)
+        self._known_end = self._store.committed_offset(TIMER_TOPIC, 0)
         self._start_ms, self._start_end = self._clock.now_ms(), self._store.written_offset
         self._overdue = OverdueMessages(self._store, self._start_end)
         self._settling = None
@@ -260,7 +260,7 @@ class Timers:
         """Messages below the offset are delivered when their second is before `read_ms`."""
         self._late.clear()
         self._rebuild_end, self._rebuild_ms = replay_offset, read_ms
-        self._rebuild_to = self._store.end_offset(TIMER_TOPIC, 0)
+        self._rebuild_to = self._store.committed_offset(TIMER_TOPIC, 0)
         self._forget_counts()
 
     def _damaged(self, reason: str, due_ms: int) -> None:
@@ -420,7 +420,7 @@ class Timers:
         is_all = self._loading is None and not self.queue_behind and not self._lacks_known
         return is_all or overdue.is_full
 
-    def _settle_overdue(self, work: Slice) -> None:
+    def _settle_overdue(self, work: TimeSlice) -> None:
         """Find out which of those that wait are delivered; the others are due now."""
         overdue = self._overdue
         if overdue is None:
@@ -432,7 +432,7 @@ class Timers:
         try:
             while not work.is_over:
                 next(self._settling)
-                work.done(_CHUNK)
+                work.count_done(_CHUNK)
         except StopIteration as end:
             self._settling = None
             for message in end.value:
@@ -445,7 +445,7 @@ class Timers:
             return
         topic = topic_name(value_of(record.properties, REAL_TOPIC) or b"")
         is_roll = bool(message.magic & ROLL)
-        if not self._store.counts(topic, self._floor or message.position):
+        if not self._store.is_record_live(topic, self._floor or message.position):
             log.info("a timed message of the topic %s, which was deleted, is passed over", topic)
             return
         if not is_roll and recall_key(record.properties) in self._late_marks:
@@ -463,7 +463,7 @@ class Timers:
 
     # --- loading
 
-    def _load(self, work: Slice) -> None:
+    def _load(self, work: TimeSlice) -> None:
         """Read the slots of the near future, as far as the slice lasts."""
         if self._loading is None:
             until_ms = self._slot_start(work.now_ms + AHEAD_MS) + self._precision_ms
@@ -471,7 +471,7 @@ class Timers:
                 return
             self._loading = self._load_until(until_ms)
         for _ in self._loading:
-            work.done(_CHUNK)
+            work.count_done(_CHUNK)
             if work.is_over or self.due.count > 2 * LOADED_MAX:
                 return
         self._loading = None
@@ -516,7 +516,7 @@ class Timers:
 
     # --- delivering
 
-    def deliver(self, work: Slice) -> None:
+    def deliver(self, work: TimeSlice) -> None:
         """Append what is due, as long as the slice lasts. Raises StoreError."""
         dequeued = f"TIMER_DEQUEUE_MS\x01{work.now_ms}\x02".encode()
         for table, put, until_ms in (
@@ -532,7 +532,7 @@ class Timers:
                 finally:
                     self._taken.append((table, chunk[:done]))
                     table.give_back(chunk[done:])
-                work.done(len(chunk))
+                work.count_done(len(chunk))
 
     def _deliverable_until(self, now_ms: int) -> int:
         """Return up to which due time messages may be delivered at `now_ms`.
@@ -575,7 +575,7 @@ class Timers:
         record = read_record(self._store.committed_record_at(position))
         if record is not None and record.topic_view == _TIMER_TOPIC:
             return record
-        if position < self._store.offset_min:
+        if position < self._store.log_start:
             log.error(
                 "the timed message at %d of the commit log is lost: retention has removed it before"
                 " it was due. Set fileReservedTime to more than the longest delay.", position,
@@ -616,7 +616,7 @@ class Timers:
 
     # --- the work
 
-    def prepare(self, work: Slice) -> None:
+    def prepare(self, work: TimeSlice) -> None:
         """Load what comes next, and take in what is new. Seconds that are over and have nothing
         left in the table are read."""
         now_ms, next_ms = self._slot_start(work.now_ms), self.next_ms
@@ -643,13 +643,13 @@ class Timers:
                 " taken in", self.files.queue_offset, low - 1,
             )  # fmt: skip
             self.files.queue_offset = low
-        units = self._store.reader.sound_units
+        units = self._store.reader.valid_units
         new = entries(self._store, TIMER_TOPIC, 0, self.files.queue_offset, units)
         for entry in takewhile(lambda _: not work.is_over, new):
             self._take_one(entry, now_ms)
             self.files.queue_offset += 1
             self.files.record_position = entry.position
-            work.done()
+            work.count_done()
         self._settle_overdue(work)
         self.files.log.write()
 
@@ -683,7 +683,7 @@ class Timers:
         `offset` is where an earlier look stopped, 0 at first. `taken_in` is the offset up to which
         messages were in the wheel at that time: a new master, for one, has to fill its wheel first.
         """
-        now_ms, units = self._clock.now_ms(), self._store.reader.sound_units
+        now_ms, units = self._clock.now_ms(), self._store.reader.valid_units
         for entry in entries(self._store, TIMER_TOPIC, 0, max(offset, taken_in), units):
             record, due_ms = entry.record, 0
             place = self._placing.place(record, now_ms) if record is not None else None

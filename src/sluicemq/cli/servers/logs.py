@@ -23,7 +23,7 @@ import click
 
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.log_lines import JsonLines, TextLines
-from sluicemq.net.limits import LogLimit
+from sluicemq.net.limits import LogRateLimit
 
 log = logging.getLogger("sluicemq.cli")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,7 +67,7 @@ def start_log(config: LogConfig) -> None:
     else:
         handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if config.form == "json" else TextLines())
-    handler.addFilter(LogLimit())
+    handler.addFilter(LogRateLimit())
     logging.basicConfig(level=config.level.upper(), handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request
 

@@ -61,14 +61,14 @@ from sluicemq.config.load import (
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.settings import KEYS
 from sluicemq.errors import ConfigurationError, StoreError
-from sluicemq.files import SYSTEM_FILES, descriptors, exposure, machine
-from sluicemq.model.addresses import LOOPBACK, is_wildcard, join
+from sluicemq.files import SYSTEM_FILES, descriptors, exposure_warning, machine
+from sluicemq.model.addresses import LOOPBACK, NAME_SERVER_PORT, format_address, is_wildcard
 from sluicemq.proxy import proxy_status
 
 if TYPE_CHECKING:
     from sluicemq.broker.server import Broker
     from sluicemq.cli.servers.processes import ServerChild
-    from sluicemq.net.limits import Shares
+    from sluicemq.net.limits import FairScheduler
 
 METRICS_KEY = "metricsPromExporterPort"
 GC_OBJECTS = 20_000
@@ -104,7 +104,9 @@ class Running(contextlib.AsyncExitStack):
         from sluicemq.net.wsgi import metrics_host  # noqa: PLC0415 - not for `--help`
 
         if port is not None:
-            self.metrics.insert(0, f"metrics={join(metrics_host(config, is_told=True), port)}")
+            self.metrics.insert(
+                0, f"metrics={format_address(metrics_host(config, for_local_clients=True), port)}"
+            )
 
     def reread(self) -> None:
         """Each server takes up its file. What is wrong there is logged, and nothing changes."""
@@ -243,7 +245,7 @@ def broker(
     help="Address to listen at (127.0.0.1; 0.0.0.0 serves other machines).",
 )  # fmt: skip
 @_port_option(
-    "--nameserver-port", default=9876, show_default=True,
+    "--nameserver-port", default=NAME_SERVER_PORT, show_default=True,
     help="Port of the name server; 0 takes a free one.",
 )  # fmt: skip
 @_port_option("--broker-port", "listenPort", help="Port of the broker (10911); 0 takes a free one.")
@@ -307,10 +309,10 @@ def up(
         )  # fmt: skip
 
     async def start(stack: Running) -> str:
-        from sluicemq.net.limits import Shares  # noqa: PLC0415 - not for `--help`
+        from sluicemq.net.limits import FairScheduler  # noqa: PLC0415 - not for `--help`
 
         served = name_server_of(config, store, plan.name_server, alone=bool(names))
-        shares = Shares(SYSTEM_CLOCK.monotonic_s, asyncio.get_running_loop().call_soon)
+        shares = FairScheduler(SYSTEM_CLOCK.monotonic_s, asyncio.get_running_loop().call_soon)
         address = await start_name_server(served, stack, read_only=read_only, shares=shares)
         if names:
             text = await _start_children(names, store, address, config, path, plan, stack, inner)
@@ -374,7 +376,7 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
         served = stand_alone(config, name_servers, access.credentials)
         proxy = await stack.enter_async_context(served)
         stack.tell_metrics(config, proxy.metrics_port)
-        return f"proxy={join(_here(config), proxy.port)}"
+        return f"proxy={format_address(_here(config), proxy.port)}"
 
     run_servers(start)
 
@@ -458,7 +460,7 @@ async def start_name_server(
     stack: Running,
     *,
     read_only: bool = False,
-    shares: "Shares | None" = None,
+    shares: "FairScheduler | None" = None,
 ) -> str:
     """Start a name server that the stack closes. `shares` are those of other servers on this loop.
     Return its address from this machine."""
@@ -472,14 +474,16 @@ async def start_name_server(
     await server.start()
     stack.push_async_callback(server.close)
     if config.metrics_enable:
-        opened = await asyncio.to_thread(wsgi.expose, config, server.unhealthy, server.unready)
+        opened = await asyncio.to_thread(
+            wsgi.serve_probes, config, server.unhealthy, server.unready
+        )
         if opened is not None:
             stack.tell_metrics(config, opened[0])
             stack.callback(opened[1])
     if config.config_path:
         stack.rereads[config.config_path] = server.requests.reread_config
     log.info("The Name Server boot success. serializeType=JSON, address %s", _here(config))
-    return join(_here(config), server.port)
+    return format_address(_here(config), server.port)
 
 
 async def start_broker(
@@ -490,7 +494,7 @@ async def start_broker(
     read_only: bool = False,
     proxy: bool | None = False,
     proxy_settings: Sequence[Any] | None = None,
-    shares: "Shares | None" = None,
+    shares: "FairScheduler | None" = None,
 ) -> str:
     """Start a broker that the stack closes, and return what is said of it when it is ready.
 
@@ -508,7 +512,7 @@ async def start_broker(
     else:
         from sluicemq.broker.server import Broker  # noqa: PLC0415 - not for name servers
 
-        server = Broker(config, store, read_only=read_only, shares=shares)
+        server = Broker(config, store, read_only=read_only, scheduler=shares)
         await server.start()
         stack.push_async_callback(server.close)
     server.on_store_failure = stack.fail
@@ -580,7 +584,7 @@ async def _start_proxy(
     proxy = proxy_of(server, config, limits)
     await proxy.start(config.listen_address, _proxy_port(config))
     stack.push_async_callback(proxy.close)
-    return join(_here(config), proxy.port)
+    return format_address(_here(config), proxy.port)
 
 
 def _here(config: ServerConfig) -> str:
@@ -603,14 +607,14 @@ def run_servers(start: Started) -> None:
             gc.collect()
             gc.freeze()
             gc.set_threshold(GC_OBJECTS, 20, 20)
-            machine.keep_memory_small()
+            machine.start_memory_trimming()
             click.echo(" ".join(["ready", text, *stack.metrics]))
             await stack.stop.wait()
             log.info("closing")
         if stack.failure is not None:
             raise stack.failure
 
-    log.info("%s", descriptors.explain(descriptors.raise_limit()))
+    log.info("%s", descriptors.describe_limits(descriptors.raise_limit()))
     try:
         from uvloop import new_event_loop  # noqa: PLC0415 - where it is installed
     except ModuleNotFoundError:
@@ -666,7 +670,7 @@ def _read_file(path: str, option: str = "-c") -> str:
 
 def _warn_of_exposure(*paths: str) -> None:
     for path in paths:
-        warning = exposure(SYSTEM_FILES, path)
+        warning = exposure_warning(SYSTEM_FILES, path)
         if warning is not None:
             log.warning("%s", warning)
 

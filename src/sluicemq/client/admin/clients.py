@@ -11,8 +11,8 @@ from sluicemq.client.admin.definitions import current_route
 from sluicemq.client.admin.topics import ask_each
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Conversation
-from sluicemq.client.core.directory import Directory, read_addresses
-from sluicemq.client.core.requests import number
+from sluicemq.client.core.directory import Directory, find_read_addresses
+from sluicemq.client.core.requests import int_field
 from sluicemq.errors import TopicNotFoundError
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.wire import bodies, fastjson
@@ -33,7 +33,7 @@ def group_route(
         if topic is None:
             raise
         route = yield from current_route(directory, topic)
-    return read_addresses(route)
+    return find_read_addresses(route)
 
 
 def group_connections(
@@ -47,7 +47,7 @@ def group_connections(
     """
     if address is None:
         address = next(iter((yield from group_route(directory, group)).values()))
-    answer = yield from directory.ask(address, requests.consumer_connections(group=group))
+    answer = yield from directory.call(address, requests.consumer_connections(group=group))
     return bodies.decode_consumer_connections(answer.body)
 
 
@@ -58,9 +58,9 @@ def producer_connections(
 
     Raises RequestError if there are none.
     """
-    addresses = read_addresses((yield from current_route(directory, topic)))
+    addresses = find_read_addresses((yield from current_route(directory, topic)))
     address = next(iter(addresses.values()))
-    answer = yield from directory.ask(address, requests.producer_connections(group=group))
+    answer = yield from directory.call(address, requests.producer_connections(group=group))
     return bodies.decode_producer_connections(answer.body)
 
 
@@ -99,9 +99,9 @@ def request_offset_reset(
     if place is not None:
         address, queue_id, offset = place
         command = requests.reset_offsets(group, topic, time_ms, queue_id, offset)
-        answer = yield from directory.ask(address, command)
+        answer = yield from directory.call(address, command)
         return bodies.decode_queue_offsets(answer.body)
-    brokers = read_addresses((yield from current_route(directory, topic)))
+    brokers = find_read_addresses((yield from current_route(directory, topic)))
     command = requests.reset_offsets(group, topic, time_ms)
     absent = {int(ResponseCode.CONSUMER_NOT_ONLINE)}
     found: dict[MessageQueue, int] = {}
@@ -118,7 +118,7 @@ def consume_stats_at(
     With `is_ordered`, return only groups that consume in order.
     """
     command = requests.consume_stats_of_broker(ordered=is_ordered)
-    answer = yield from directory.ask(address, command)
+    answer = yield from directory.call(address, command)
     return [
         (group, queue, stats.queues[queue])
         for groups in bodies.decode_consume_stats_list(answer.body)
@@ -135,7 +135,7 @@ def producers(
 
     The fields of a producer are those of the response (328; spec/admin.md §4).
     """
-    answer = yield from directory.ask(address, requests.producers())
+    answer = yield from directory.call(address, requests.producers())
     found: dict[str, list[dict[str, Any]]] = fastjson.loads(answer.body)["data"]
     return found
 
@@ -145,7 +145,7 @@ def offset_by_time_at(
 ) -> Conversation[int]:
     """Return the first offset of a queue whose message was stored at `time_ms` or later."""
     command = requests.offset_by_time(MessageQueue(topic, "", queue_id), time_ms)
-    return number((yield from directory.ask(address, command)), "offset")
+    return int_field((yield from directory.call(address, command)), "offset")
 
 
 def queue_units(
@@ -164,4 +164,4 @@ def queue_units(
     command = requests.queue_units(
         topic=topic, queue_id=queue_id, offset=offset, count=count, group=group
     )
-    return bodies.decode_queue_units((yield from directory.ask(address, command)).body)
+    return bodies.decode_queue_units((yield from directory.call(address, command)).body)

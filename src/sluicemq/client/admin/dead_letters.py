@@ -35,10 +35,11 @@ from sluicemq.client.core.names import (
     check_tag,
     check_topic_to_send,
 )
-from sluicemq.client.core.sending import Sender, SendResult
+from sluicemq.client.core.requests import SendResult
+from sluicemq.client.core.sending import Sender
 from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
 from sluicemq.filter.subscriptions import subscribe
-from sluicemq.model.ids import Host, unique_id_at
+from sluicemq.model.ids import Host, make_unique_id
 from sluicemq.model.message import (
     KEYS,
     ORIGIN_MESSAGE_ID,
@@ -49,7 +50,7 @@ from sluicemq.model.message import (
     Message,
     StoredMessage,
 )
-from sluicemq.model.properties import own_properties
+from sluicemq.model.properties import settable_properties
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue
 
@@ -127,7 +128,7 @@ def cluster_key(dead_letter: StoredMessage) -> tuple[str, str]:
     error = dead_letter.body_error
     if error is not None:
         return origin, undecodable_reason(error.reason)
-    return origin, failure_reason(own_properties(dead_letter.properties), dead_letter.body)
+    return origin, failure_reason(settable_properties(dead_letter.properties), dead_letter.body)
 
 
 @dataclass(slots=True)
@@ -318,7 +319,7 @@ def replay_id(topic: str, broker: str, queue_id: int, queue_offset: int, stored_
     The same place has always the same id. It has the form of ids that producers make.
     """
     queue = hashlib.sha256(f"{topic} {broker} {queue_id}".encode()).hexdigest()
-    return unique_id_at(queue, stored_ms, queue_offset)
+    return make_unique_id(queue, stored_ms, queue_offset)
 
 
 def editable_properties(dead_letter: StoredMessage) -> dict[str, str]:
@@ -328,7 +329,7 @@ def editable_properties(dead_letter: StoredMessage) -> dict[str, str]:
     """
     properties = dead_letter.properties
     named = {name: properties[name] for name in _NAMED if properties.get(name)}
-    return named | own_properties(properties)
+    return named | settable_properties(properties)
 
 
 def prepare_replay(
@@ -369,10 +370,10 @@ def prepare_replay(
 
 def send_replay(sender: Sender, replay: DeadLetterReplay) -> Conversation[SendResult]:
     """Send the message of a replay under its own id. Raises the errors of a send."""
-    outgoing = sender.prepare(replay.message, replay.message_id)
+    outgoing = sender.make_outgoing(replay.message, replay.message_id)
     if replay.system_properties:
         outgoing = add_properties(outgoing, replay.system_properties, "a retry")
-    return (yield from sender.send(outgoing))
+    return (yield from sender.send_outgoing(outgoing))
 
 
 def body_changes(body: bytes, edit: DeadLetterEdit) -> Iterator[tuple[str, str]]:
@@ -444,7 +445,7 @@ def dead_letter_judge(
     """
     missing = set()
     for target in sorted(targets):
-        if (yield from directory.find_route(target)) is None:
+        if (yield from directory.fetch_route(target)) is None:
             missing.add(target)
     if subscriptions is None:
         found = yield from group_subscriptions(directory, group)

@@ -17,7 +17,7 @@ def current_route(directory: Directory, topic: str) -> Conversation[TopicRoute]:
 
     Raises TopicNotFoundError with the name server's own remark if it has none.
     """
-    answer = yield from directory.ask(NAME_SERVERS, requests.route(topic))
+    answer = yield from directory.call(NAME_SERVERS, requests.route(topic))
     return bodies.decode_topic_route(answer.body)
 
 
@@ -28,26 +28,26 @@ def put_topic(
 
     `changes` are attributes to set, or to remove if the value is None.
     """
-    yield from directory.ask(address, requests.update_topic(config, changes))
-    directory.routes.forget(config.name)
+    yield from directory.call(address, requests.update_topic(config, changes))
+    directory.routes.expire(config.name)
 
 
 def put_topics(
     directory: Directory, address: str, configs: Iterable[TopicConfig]
 ) -> Conversation[None]:
     """Create or change several topics of a broker."""
-    yield from directory.ask(address, requests.update_topics(configs))
+    yield from directory.call(address, requests.update_topics(configs))
 
 
 def topic_table(directory: Directory, address: str) -> Conversation[tables.TopicTable]:
     """Return all topics of a broker."""
-    answer = yield from directory.ask(address, requests.all_topics())
+    answer = yield from directory.call(address, requests.all_topics())
     return tables.decode_topic_table(answer.body)
 
 
 def system_topics(directory: Directory, address: str) -> Conversation[tuple[str, ...]]:
     """Return the system topics of a broker."""
-    answer = yield from directory.ask(address, requests.system_topics())
+    answer = yield from directory.call(address, requests.system_topics())
     return bodies.decode_topic_list(answer.body)
 
 
@@ -60,12 +60,12 @@ def put_groups(
     """
     found = list(configs)
     one = requests.update_group(found[0]) if len(found) == 1 else requests.update_groups(found)
-    yield from directory.ask(address, one)
+    yield from directory.call(address, one)
 
 
 def group_table(directory: Directory, address: str) -> Conversation[tables.GroupTable]:
     """Return all groups of a broker."""
-    answer = yield from directory.ask(address, requests.all_groups())
+    answer = yield from directory.call(address, requests.all_groups())
     return tables.decode_group_table(answer.body)
 
 
@@ -73,11 +73,13 @@ def delete_group(
     directory: Directory, address: str, group: str, *, clean_offset: bool = False
 ) -> Conversation[None]:
     """Delete a group of a broker, and its offsets if `clean_offset` is set."""
-    yield from directory.ask(address, requests.delete_group(group=group, clean_offset=clean_offset))
+    yield from directory.call(
+        address, requests.delete_group(group=group, clean_offset=clean_offset)
+    )
 
 
 def set_request_mode(
     directory: Directory, address: str, mode: tables.RequestMode
 ) -> Conversation[None]:
     """Set whether a group consumes a topic by PULL or by POP."""
-    yield from directory.ask(address, requests.set_request_mode(mode))
+    yield from directory.call(address, requests.set_request_mode(mode))

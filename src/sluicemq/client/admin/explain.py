@@ -49,11 +49,11 @@ from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.requests import SUCCESS
-from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.errors import MessageNotFoundError, RequestError, RouteNotFoundError
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import REAL_TOPIC, StoredMessage
 from sluicemq.model.subscription import Subscription
+from sluicemq.model.system_names import SCHEDULE_TOPIC, TRACE_TOPIC
 from sluicemq.model.topic import (
     DLQ_PREFIX,
     MASTER_ID,
@@ -66,7 +66,6 @@ from sluicemq.model.topic import (
 )
 from sluicemq.wire import bodies
 
-DELAYED_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 MEMBERS_ASKED_MAX: Final = 16
 
 
@@ -76,7 +75,7 @@ def explain_message(
     *,
     group: str | None = None,
     topic: str | None = None,
-    trace_topic: str = DEFAULT_TRACE_TOPIC,
+    trace_topic: str = TRACE_TOPIC,
     anywhere: bool = True,
 ) -> Conversation[tuple[MessageFacts, list[MessageExplained]]]:
     """Return where a message is stored, and what happened to it in a group, and why.
@@ -147,7 +146,7 @@ def explain_group(directory: Directory, name: str) -> Conversation[GroupExplaine
 def _readable_brokers(directory: Directory, topic: str) -> Conversation[frozenset[str] | None]:
     """Return the brokers from which clients read a topic, None if it has no route."""
     try:
-        route = yield from directory.route(topic)
+        route = yield from directory.get_route(topic)
     except RouteNotFoundError:
         return None
     readable = {data.broker for data in route.queues if data.perm & PERM_READ and data.read_queues}
@@ -317,7 +316,7 @@ def _retries(
         )
 
     times_arrived = {copy.reconsume_times for copy in arrived}
-    for copy in (yield from messages_by_id(brokers, DELAYED_TOPIC, message_id, None)):
+    for copy in (yield from messages_by_id(brokers, SCHEDULE_TOPIC, message_id, None)):
         is_retry = copy.properties.get(REAL_TOPIC) == topic
         if is_retry and copy.reconsume_times not in times_arrived:
             time_ms = due_ms.pop(copy.broker, None)

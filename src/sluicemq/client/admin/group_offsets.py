@@ -98,7 +98,7 @@ def reset_offsets(
         answer = yield Call(address, command)
         if answer.code == GROUP_NOT_EXIST:  # the group has never consumed at this broker
             config = yield from expect_group(directory, group)
-            yield from directory.ask(address, requests.update_group(config))
+            yield from directory.call(address, requests.update_group(config))
             answer = yield Call(address, command)
         if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
             continue
@@ -119,7 +119,7 @@ def _commit_where_needed(
         address = (yield from masters_of_topic(directory, queue.topic)).get(queue.broker, "")
         answer = yield Call(address, requests.consumer_list(group=group))
         if answer.code != SUCCESS:
-            yield from directory.ask(queue, requests.commit_offset(group, queue, change.new))
+            yield from directory.call(queue, requests.commit_offset(group, queue, change.new))
 
 
 def plan_clone(

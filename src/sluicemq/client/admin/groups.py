@@ -28,6 +28,7 @@ from sluicemq.client.core.requests import (
     request_error,
 )
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
+from sluicemq.hints import suggest
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import (
     CONTRACT,
@@ -40,7 +41,6 @@ from sluicemq.wire.codes import ResponseCode
 
 NOTHING_THERE: Final = frozenset({SYSTEM_ERROR, GROUP_NOT_EXIST, TOPIC_NOT_EXIST})
 """The response codes of a broker that does not know the group, or has nothing of it."""
-KNOWN_SHOWN: Final = 20
 
 
 # -------------------------------------------------------------------------------- settings
@@ -74,7 +74,7 @@ def expect_group(directory: Directory, name: str) -> Conversation[GroupConfig]:
         raise GroupNotFoundError(
             GROUP_NOT_EXIST,
             f"no broker knows the group {name!r}.",
-            fix=f'{_similar_groups(name, known)} Or create it with "sluice group create".',
+            fix=f"{suggest(name, known)} `sluice group create` makes one.",
         )
     return known[name]
 
@@ -83,18 +83,8 @@ def unknown_group(name: str, known: Iterable[str]) -> ConfigurationError:
     """Return the error for a question about a group that no broker knows."""
     return ConfigurationError(
         f"no broker knows the group {name!r}.",
-        fix=_similar_groups(name, known),
+        fix=suggest(name, known),
     )
-
-
-def _similar_groups(name: str, known: Iterable[str]) -> str:
-    """Return the fix for an unknown group name: similar names, or else the first of all names."""
-    from difflib import get_close_matches  # noqa: PLC0415 - only needed for this error
-
-    if near := get_close_matches(name, known := list(known)):
-        return f"Did you mean {' or '.join(map(repr, near))}?"
-    more = f" and {len(known) - KNOWN_SHOWN:,} more" * (len(known) > KNOWN_SHOWN)
-    return f"Use one of: {', '.join(known[:KNOWN_SHOWN]) or 'none'}{more}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +147,7 @@ def change_contract(directory: Directory, group: str, contract: str) -> Conversa
         config = tables.decode_group_table(answer.body).groups.get(group)
         if config is not None:
             changed = replace(config, attributes={f"+{CONTRACT}": contract})
-            yield from directory.ask(address, requests.update_group(changed))
+            yield from directory.call(address, requests.update_group(changed))
             found.append(broker)
     if not found:
         raise ConfigurationError(
@@ -531,7 +521,7 @@ def running_info(
     """
     client = yield from _consumer(directory, group, client_id)
     command = requests.running_info(group=group, client_id=client_id, stack_enable=stack)
-    answer = yield from directory.ask(client.broker_address, command)
+    answer = yield from directory.call(client.broker_address, command)
     return bodies.decode_running_info(answer.body)
 
 

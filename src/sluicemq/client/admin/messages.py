@@ -35,17 +35,20 @@ from sluicemq.client.admin.topics import (
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.names import BROKERS_TOPICS
-from sluicemq.client.core.requests import QUERY_NOT_FOUND, PullStatus, expect_success, pull_answer
+from sluicemq.client.core.requests import (
+    QUERY_NOT_FOUND,
+    PullStatus,
+    expect_success,
+    parse_pull_response,
+)
 from sluicemq.client.core.tracing import (
-    DEFAULT_TRACE_TOPIC,
-    Ended,
-    Finished,
-    Published,
-    Recalled,
-    Taken,
+    ConsumeTrace,
+    DeliveryTrace,
+    RecallTrace,
+    SendTrace,
     TraceRecord,
-    decode,
+    TransactionTrace,
+    decode_trace_records,
 )
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.errors import (
@@ -60,6 +63,7 @@ from sluicemq.filter.selector import explain
 from sluicemq.filter.subscriptions import compile_sql92, subscribe
 from sluicemq.model.ids import parse_offset_message_id
 from sluicemq.model.message import StoredMessage
+from sluicemq.model.system_names import TOOLS_GROUP, TRACE_TOPIC, is_send_forbidden_topic
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import bodies
@@ -74,7 +78,6 @@ LISTED_MAX: Final = 10_000
 PULL_MAX: Final = 1024
 READ_MAX: Final = 20_000
 SCAN_PAGE: Final = 256
-READ_GROUP: Final = "TOOLS_CONSUMER"
 """A group that every broker knows, also if it does not create groups (spec/admin.md §2)."""
 _ORDER: Final = {"send": 0, "store": 1, "transaction": 2, "recall": 3, "deliver": 4}
 """The order of steps with the same time."""
@@ -190,7 +193,7 @@ def message_by_id(
             fix="Name its topic. The id of a producer can only be found in a topic.",
         )
     names = [topic] if topic is not None else (yield from topics(directory))
-    for name in sorted(names, key=BROKERS_TOPICS.__contains__):  # system topics last
+    for name in sorted(names, key=is_send_forbidden_topic):  # system topics last
         for message in (yield from messages_by_id(brokers, name, text)):
             return message
     raise MessageNotFoundError(
@@ -217,10 +220,10 @@ def read_range(
     while low < high:
         count = min(PULL_MAX, high - low)
         command = requests.pull(
-            READ_GROUP, queue, low, count_max=count, subscription=everything, bulk=True
+            TOOLS_GROUP, queue, low, count_max=count, subscription=everything, bulk=True
         )
-        address = yield from directory.address(queue)
-        answer = pull_answer((yield Call(address, command)), queue.broker)
+        address = yield from directory.get_read_address(queue)
+        answer = parse_pull_response((yield Call(address, command)), queue.broker)
         if answer.status is PullStatus.FOUND:
             page = decode_records(answer.data, broker=queue.broker)
             wanted = [message for message in page if message.queue_offset < high]
@@ -335,7 +338,7 @@ def _listed(
         cursor: str | None = None
         while len(items) < count_max:
             command = page(cursor, min(count_max - len(items), PAGE_MAX))
-            answer = yield from directory.ask(address, command)
+            answer = yield from directory.call(address, command)
             items += decode(answer.body)
             cursor = (answer.fields or {}).get(cursor_field)
             if not cursor:
@@ -349,7 +352,7 @@ def cancel_delayed(directory: Directory, address: str, handle: str) -> Conversat
 
     Raises RequestError if it is too late.
     """
-    yield from directory.ask(address, requests.cancel_delayed(handle=handle))
+    yield from directory.call(address, requests.cancel_delayed(handle=handle))
 
 
 def transactions(
@@ -462,11 +465,11 @@ def timeline(
     it is no longer stored.
     """
     records = list(records)
-    ends = {r.request_id: r for r in records if isinstance(r, Finished)}
-    begun = {r.request_id for r in records if isinstance(r, Taken)}
+    ends = {r.request_id: r for r in records if isinstance(r, ConsumeTrace)}
+    begun = {r.request_id for r in records if isinstance(r, DeliveryTrace)}
     steps = []
     for record in records:
-        if not isinstance(record, Finished):
+        if not isinstance(record, ConsumeTrace):
             steps.append(_step(record, ends))
         elif record.request_id not in begun and ends[record.request_id] is record:
             began_ms = max((record.time_ms or 0) - record.cost_ms, 0)
@@ -484,10 +487,10 @@ def timeline(
         return max(step.time_ms, begin_ms) if is_store else step.time_ms, _ORDER[step.kind]
 
     steps.sort(key=order)
-    named = [r for r in records if isinstance(r, Published | Ended)]
+    named = [r for r in records if isinstance(r, SendTrace | TransactionTrace)]
     topic = next((r.topic for r in named if r.topic), stored.topic if stored else None)
     tags = next((r.tags for r in named if r.tags), stored.tag if stored else None)
-    keys = next((r.keys for r in records if not isinstance(r, Recalled) and r.keys), None)
+    keys = next((r.keys for r in records if not isinstance(r, RecallTrace) and r.keys), None)
     groups: dict[str, GroupTrace] = {}
     for step in steps:
         if step.kind == "deliver":
@@ -498,13 +501,16 @@ def timeline(
     return Timeline(message_id, topic, tags, keys, steps, list(groups.values()), unread)
 
 
-def _step(record: Published | Taken | Ended | Recalled, ends: dict[str | None, Finished]) -> Step:
+def _step(
+    record: SendTrace | DeliveryTrace | TransactionTrace | RecallTrace,
+    ends: dict[str | None, ConsumeTrace],
+) -> Step:
     """Return the step of a record.
 
     `ends` contains, by request id, the records that end deliveries.
     """
     match record:
-        case Published() as r:
+        case SendTrace() as r:
             detail = f"{r.kind.name.lower()}, {r.body_length} bytes"
             result = "success" if r.success else "failed"
             return Step(
@@ -516,18 +522,18 @@ def _step(record: Published | Taken | Ended | Recalled, ends: dict[str | None, F
                 place=r.store_host,
                 detail=detail,
             )
-        case Taken() as r:
+        case DeliveryTrace() as r:
             end = ends.get(r.request_id)
             outcome = end.outcome.name.lower() if end is not None else None
             cost_ms = end.cost_ms if end is not None else None
             return Step(
                 r.time_ms, "deliver", r.group, outcome, cost_ms=cost_ms, round=r.retry_times
             )
-        case Ended() as r:
+        case TransactionTrace() as r:
             why = "after a check" if r.from_check else None
             state = (r.state or "").lower()
             return Step(r.time_ms, "transaction", r.group, state, place=r.store_host, detail=why)
-        case Recalled() as r:
+        case RecallTrace() as r:
             return Step(r.time_ms, "recall", r.group, "success" if r.success else "failed")
 
 
@@ -538,7 +544,7 @@ def trace(
     directory: Directory,
     message_id: str,
     *,
-    trace_topic: str = DEFAULT_TRACE_TOPIC,
+    trace_topic: str = TRACE_TOPIC,
     anywhere: bool = True,
 ) -> Conversation[Timeline]:
     """Return what happened to a message, as far as clients have traced it.
@@ -556,7 +562,7 @@ def trace(
             known_id = stored.message_id
             traces = yield from _traces(directory, known_id, trace_topic)
     records, unread = _records(traces, known_id, None)
-    if not any(isinstance(record, Published) for record in records):
+    if not any(isinstance(record, SendTrace) for record in records):
         stored = stored or (yield from _stored(directory, known_id, None, anywhere))
         if stored is not None:
             late = yield from _batch_traces(directory, stored, trace_topic)
@@ -569,7 +575,9 @@ def trace(
             "Traces are found a few seconds later. For traces in another topic, use --topic.",
         )
     if stored is None:
-        topic = next((r.topic for r in records if isinstance(r, Published | Ended)), None)
+        topic = next(
+            (r.topic for r in records if isinstance(r, SendTrace | TransactionTrace)), None
+        )
         stored = yield from _stored(directory, known_id, topic, anywhere)
     found = timeline(known_id, records, stored, unread)
     if stored is not None:
@@ -673,7 +681,7 @@ def _records(
     records: list[TraceRecord] = []
     unread = 0
     for message in traces:
-        decoded, odd = decode(message.body_or_raw)
+        decoded, odd = decode_trace_records(message.body_or_raw)
         unread += odd
         for record in decoded:
             own = record_of_message(record, message_id, offset_message_id)
@@ -691,7 +699,7 @@ def record_of_message(
     """
     if record.message_id == message_id:
         return record
-    if not isinstance(record, Published):
+    if not isinstance(record, SendTrace):
         return None
     ids = (record.message_id or "").split(",")
     places = (record.offset_message_id or "").split(",")

@@ -22,10 +22,10 @@ from sluicemq.client.admin import replicas as replica_operations
 from sluicemq.client.admin import subscriptions as subscription_operations
 from sluicemq.client.admin import topics as topic_operations
 from sluicemq.client.core.conversations import operation
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 
 
-@helpful
+@with_hints
 class AdminOperations:
     """Operations on clusters, brokers, topics, groups, offsets and messages.
 

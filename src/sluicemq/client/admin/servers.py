@@ -11,7 +11,7 @@ from sluicemq.client.admin.topics import masters_of_topic
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import NAME_SERVERS, Directory
-from sluicemq.client.core.requests import SUCCESS, number
+from sluicemq.client.core.requests import SUCCESS, int_field
 from sluicemq.wire import fastjson, headers
 from sluicemq.wire.declare import decode_header
 
@@ -24,32 +24,34 @@ def _settings(body: bytes | memoryview) -> dict[str, str]:
 
 def broker_settings(directory: Directory, address: str) -> Conversation[dict[str, str]]:
     """Return all settings of a broker, including defaults."""
-    return _settings((yield from directory.ask(address, requests.broker_settings())).body)
+    return _settings((yield from directory.call(address, requests.broker_settings())).body)
 
 
 def change_broker_settings(
     directory: Directory, address: str, changes: Mapping[str, str]
 ) -> Conversation[None]:
     """Change settings of a broker. The broker writes them to its file."""
-    yield from directory.ask(address, requests.change_settings(changes))
+    yield from directory.call(address, requests.change_settings(changes))
 
 
 def name_server_settings(directory: Directory, address: str) -> Conversation[dict[str, str]]:
     """Return all settings of a name server, including defaults."""
-    return _settings((yield from directory.ask(address, requests.name_server_settings())).body)
+    return _settings((yield from directory.call(address, requests.name_server_settings())).body)
 
 
 def change_name_server_settings(
     directory: Directory, address: str, changes: Mapping[str, str]
 ) -> Conversation[None]:
     """Change settings of a name server."""
-    yield from directory.ask(address, requests.change_settings(changes, of_name_server=True))
+    yield from directory.call(address, requests.change_settings(changes, of_name_server=True))
 
 
 def put_kv_config(directory: Directory, namespace: str, key: str, value: str) -> Conversation[None]:
     """Set a value of the name servers' key-value configuration, at every name server."""
     for server in directory.name_servers:
-        yield from directory.ask(server, requests.put_kv(namespace=namespace, key=key, value=value))
+        yield from directory.call(
+            server, requests.put_kv(namespace=namespace, key=key, value=value)
+        )
 
 
 def kv_config(directory: Directory, namespace: str, key: str) -> Conversation[str]:
@@ -57,14 +59,14 @@ def kv_config(directory: Directory, namespace: str, key: str) -> Conversation[st
 
     Raises RequestError if there is none.
     """
-    answer = yield from directory.ask(NAME_SERVERS, requests.get_kv(namespace=namespace, key=key))
+    answer = yield from directory.call(NAME_SERVERS, requests.get_kv(namespace=namespace, key=key))
     return (answer.fields or {}).get("value", "")
 
 
 def delete_kv_config(directory: Directory, namespace: str, key: str) -> Conversation[None]:
     """Delete a value of the name servers' key-value configuration."""
     for server in directory.name_servers:
-        yield from directory.ask(server, requests.delete_kv(namespace=namespace, key=key))
+        yield from directory.call(server, requests.delete_kv(namespace=namespace, key=key))
 
 
 def set_write_permission(
@@ -77,10 +79,10 @@ def set_write_permission(
     A forbidden broker (wipeWritePerm) stays forbidden until it is restarted or allowed again.
     """
     if allowed:
-        answer = yield from directory.ask(server, requests.add_write_permission(broker=broker))
-        return number(answer, "addTopicCount")
-    answer = yield from directory.ask(server, requests.wipe_write_permission(broker=broker))
-    return number(answer, "wipeTopicCount")
+        answer = yield from directory.call(server, requests.add_write_permission(broker=broker))
+        return int_field(answer, "addTopicCount")
+    answer = yield from directory.call(server, requests.wipe_write_permission(broker=broker))
+    return int_field(answer, "wipeTopicCount")
 
 
 def clean_up(directory: Directory, address: str, what: str) -> Conversation[None]:
@@ -89,19 +91,19 @@ def clean_up(directory: Directory, address: str, what: str) -> Conversation[None
     `what` is "queues" for expired consume queues, "topics" for unused topics, or "log" for expired
     files of the commit log.
     """
-    yield from directory.ask(address, requests.clean_up(what))
+    yield from directory.call(address, requests.clean_up(what))
 
 
 def replication_status(directory: Directory, address: str) -> Conversation[dict[str, Any]]:
     """Return what a broker reports of its slaves, or of its master (907; spec/admin.md §4)."""
-    answer = yield from directory.ask(address, requests.replication_status())
+    answer = yield from directory.call(address, requests.replication_status())
     found: dict[str, Any] = fastjson.loads(answer.body)
     return found
 
 
 def reset_flushed_position(directory: Directory, address: str, offset: int) -> Conversation[None]:
     """Tell a slave up to which position of the log its master is flushed."""
-    yield from directory.ask(address, requests.reset_flushed(offset=offset))
+    yield from directory.call(address, requests.reset_flushed(offset=offset))
 
 
 def roll_back_pops(directory: Directory, address: str) -> Conversation[None]:
@@ -109,7 +111,7 @@ def roll_back_pops(directory: Directory, address: str) -> Conversation[None]:
 
     It concerns the messages of which RocketMQ 5.4 keeps the state in its own store.
     """
-    yield from directory.ask(address, requests.roll_back_pops())
+    yield from directory.call(address, requests.roll_back_pops())
 
 
 def statistic_at(
@@ -143,12 +145,12 @@ def update_account(
     directory: Directory, address: str, account: headers.UpdateAccountRequest
 ) -> Conversation[None]:
     """Create an account of a broker, or change the given fields of one."""
-    yield from directory.ask(address, requests.update_account(account))
+    yield from directory.call(address, requests.update_account(account))
 
 
 def delete_account(directory: Directory, address: str, access_key: str) -> Conversation[None]:
     """Delete an account of a broker."""
-    yield from directory.ask(address, requests.delete_account(access_key=access_key))
+    yield from directory.call(address, requests.delete_account(access_key=access_key))
 
 
 def set_white_addresses(
@@ -160,12 +162,12 @@ def set_white_addresses(
     one.
     """
     command = requests.set_white_addresses(addresses=addresses, file=file)
-    yield from directory.ask(address, command)
+    yield from directory.call(address, command)
 
 
 def accounts(directory: Directory, address: str) -> Conversation[dict[str, Any]]:
     """Return the accounts of a broker as in plain_acl.yml, with masked secret keys."""
-    answer = yield from directory.ask(address, requests.accounts())
+    answer = yield from directory.call(address, requests.accounts())
     found: dict[str, Any] = fastjson.loads(answer.body)
     return found
 
@@ -174,5 +176,5 @@ def account_versions(
     directory: Directory, address: str
 ) -> Conversation[headers.AccessVersionResponse]:
     """Return the version of the access rules that a broker uses."""
-    answer = yield from directory.ask(address, requests.account_versions())
+    answer = yield from directory.call(address, requests.account_versions())
     return decode_header(headers.AccessVersionResponse, answer.fields or {})

@@ -17,8 +17,8 @@ from sluicemq.client.core.requests import (
     SUCCESS,
     TOPIC_NOT_EXIST,
     expect_success,
-    is_refused,
-    number,
+    int_field,
+    is_access_denied,
     request_error,
 )
 from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestTimeoutError
@@ -41,7 +41,7 @@ from sluicemq.wire.tables import decode_topic_config
 
 def cluster_info(directory: Directory) -> Conversation[bodies.ClusterInfo]:
     """Return all clusters and brokers that a name server knows."""
-    answer = yield from directory.ask(NAME_SERVERS, requests.cluster_info())
+    answer = yield from directory.call(NAME_SERVERS, requests.cluster_info())
     return bodies.decode_cluster_info(answer.body)
 
 
@@ -76,7 +76,7 @@ def masters_of_topic(directory: Directory, topic: str) -> Conversation[dict[str,
 
     Raises RouteNotFoundError if the topic has no route.
     """
-    route = yield from directory.route(topic)
+    route = yield from directory.get_route(topic)
     addresses = ((data.broker, data.addresses.get(MASTER_ID)) for data in route.brokers)
     return {broker: address for broker, address in addresses if address is not None}
 
@@ -95,7 +95,7 @@ def ask_each(
         answer = yield Call(address, command)
         if answer.code == SUCCESS:
             found.append((name, address, answer))
-        elif absent is not None and (answer.code not in absent or is_refused(answer)):
+        elif absent is not None and (answer.code not in absent or is_access_denied(answer)):
             raise request_error(answer, address)
     return found
 
@@ -117,7 +117,7 @@ def ask_masters(
 
 def runtime(directory: Directory, address: str) -> Conversation[dict[str, str]]:
     """Return the counters of the broker at an address."""
-    answer = yield from directory.ask(address, requests.runtime_info())
+    answer = yield from directory.call(address, requests.runtime_info())
     return bodies.decode_kv_table(answer.body)
 
 
@@ -146,13 +146,13 @@ def access_status(directory: Directory) -> Conversation[dict[str, dict[str, Any]
 
 def topics(directory: Directory) -> Conversation[list[str]]:
     """Return the names of all topics, sorted."""
-    answer = yield from directory.ask(NAME_SERVERS, requests.topic_list())
+    answer = yield from directory.call(NAME_SERVERS, requests.topic_list())
     return sorted(set(bodies.decode_topic_list(answer.body)))
 
 
 def queues(directory: Directory, topic: str) -> Conversation[list[MessageQueue]]:
     """Return the readable queues of a topic, sorted. Raises RouteNotFoundError."""
-    return read_queues(topic, (yield from directory.route(topic)))
+    return read_queues(topic, (yield from directory.get_route(topic)))
 
 
 def create_topic(
@@ -204,9 +204,9 @@ def create_topic(
             command = requests.delete_kv(namespace=ORDER_TOPICS, key=name)
             if order:
                 command = requests.put_kv(namespace=ORDER_TOPICS, key=name, value=value)
-            yield from directory.ask(server, command)
+            yield from directory.call(server, command)
     yield from ask_each(found, requests.update_topic(config, changes))
-    directory.routes.forget(name)
+    directory.routes.expire(name)
     return sorted(found)
 
 
@@ -273,10 +273,10 @@ def delete_topic(
     for server in directory.name_servers:
         for cluster_name in info.clusters if cluster is None else [cluster]:
             command = requests.delete_topic_on_name_server(topic=name, cluster=cluster_name)
-            yield from directory.ask(server, command)
+            yield from directory.call(server, command)
         if cluster is None:
             yield Call(server, requests.delete_kv(namespace=ORDER_TOPICS, key=name))
-    directory.routes.drop(name)
+    directory.routes.remove(name)
 
 
 def topic_configs(directory: Directory, topic: str) -> Conversation[dict[str, TopicConfig]]:
@@ -332,17 +332,17 @@ def groups_of_topic(directory: Directory, topic: str) -> Conversation[list[str]]
 
 def offset_min(directory: Directory, queue: MessageQueue) -> Conversation[int]:
     """Return the first offset that is stored in a queue."""
-    return number((yield from directory.ask(queue, requests.offset_min(queue))), "offset")
+    return int_field((yield from directory.call(queue, requests.offset_min(queue))), "offset")
 
 
 def offset_max(directory: Directory, queue: MessageQueue) -> Conversation[int]:
     """Return the offset that the next message of a queue will get."""
-    return number((yield from directory.ask(queue, requests.offset_max(queue))), "offset")
+    return int_field((yield from directory.call(queue, requests.offset_max(queue))), "offset")
 
 
 def earliest_time(directory: Directory, queue: MessageQueue) -> Conversation[int]:
     """Return the time at which the oldest message of a queue was stored, -1 if there is none."""
-    return number((yield from directory.ask(queue, requests.earliest_time(queue))), "timestamp")
+    return int_field((yield from directory.call(queue, requests.earliest_time(queue))), "timestamp")
 
 
 def offsets(directory: Directory, queue: MessageQueue) -> Conversation[tuple[int, int]]:
@@ -354,22 +354,22 @@ def offsets(directory: Directory, queue: MessageQueue) -> Conversation[tuple[int
 def offset_by_time(directory: Directory, queue: MessageQueue, time_ms: int) -> Conversation[int]:
     """Return the first offset of a queue whose message was stored at `time_ms` or later."""
     command = requests.offset_by_time(queue, time_ms)
-    return number((yield from directory.ask(queue, command)), "offset")
+    return int_field((yield from directory.call(queue, command)), "offset")
 
 
 def committed_offset(
     directory: Directory, group: str, queue: MessageQueue
 ) -> Conversation[int | None]:
     """Return the committed offset of a group in a queue, None if it has none."""
-    address = yield from directory.address(queue)
+    address = yield from directory.get_read_address(queue)
     answer = yield Call(address, requests.offset_of_group(group, queue))
     if answer.code == QUERY_NOT_FOUND:
         return None
-    return number(expect_success(answer, address), "offset")
+    return int_field(expect_success(answer, address), "offset")
 
 
 def commit_offset(
     directory: Directory, group: str, queue: MessageQueue, offset: int
 ) -> Conversation[None]:
     """Set the committed offset of a group in a queue, also to a lower offset."""
-    yield from directory.ask(queue, requests.commit_offset(group, queue, offset))
+    yield from directory.call(queue, requests.commit_offset(group, queue, offset))

@@ -25,9 +25,9 @@ from sluicemq.client.aio.producer import Producer, Requester
 from sluicemq.client.aio.readers import QueueReader, Reading
 from sluicemq.client.aio.received import Feed, ReceivedMessage
 from sluicemq.client.core.consuming import UNDECODABLE_NOTE, ConsumeOptions
-from sluicemq.client.core.replies import take_reply
-from sluicemq.client.core.transactions import question_of
-from sluicemq.client.heartbeat_thread import Answer, HeartbeatThread, stacks
+from sluicemq.client.core.replies import accept_pushed_reply
+from sluicemq.client.core.transactions import parse_check_request
+from sluicemq.client.heartbeat_thread import HeartbeatThread, Respond, format_stacks
 from sluicemq.client.tasks import EscapedError, Tasks
 from sluicemq.errors import ClosedError, ProtocolError, RetryLaterError
 from sluicemq.model.message import StoredMessage
@@ -95,7 +95,7 @@ class BrokerRequests:
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.reply,
         }
 
-    def take(self, command: Command, address: str, answer: Answer) -> bool:
+    def take(self, command: Command, address: str, answer: Respond) -> bool:
         """Called on the keeper's thread; False when it is not one of these questions."""
         here = self._here.get(command.code)
         if here is not None:
@@ -130,12 +130,12 @@ class BrokerRequests:
     async def check(self, command: Command, address: str) -> None:
         """39, by the first producer of the group that knows; by nobody, and the broker asks another
         client."""
-        question = question_of(command)
-        for producer in self._owner.producers_of(question.place.group):
-            talk = producer.transactions.answer(question, address)
+        question = parse_check_request(command)
+        for producer in self._owner.producers_of(question.location.group):
+            talk = producer.transactions.answer_check(question, address)
             found = await self._owner.cluster.run(talk)
             if found is not None:
-                self._keeper.tell(address, found)
+                self._keeper.send_oneway(address, found)
                 return
 
     async def members_changed(self, command: Command, address: str) -> None:
@@ -190,16 +190,16 @@ class BrokerRequests:
                 f"{record.queue_offset}, for {now_s - message.since_s:.1f} s"
             )
         for topic, counts in member.readers.counts.items():
-            if counts.undecodable:
+            if counts.undecodable_count:
                 notes[f"{UNDECODABLE_NOTE}{topic}"] = (
-                    f"{counts.undecodable}; {counts.last_undecodable}"
+                    f"{counts.undecodable_count}; {counts.last_undecodable_error}"
                 )
         info = bodies.RunningInfo(
             self._properties(member),
             tuple(member.subscriptions.values()),
             dict(self._queues(member)),
             {topic: counts.rates(now_s) for topic, counts in member.readers.counts.items()},
-            stacks(self._owner.loop) if header.stack_enable else None,
+            format_stacks(self._owner.loop) if header.stack_enable else None,
             notes,
         )
         return Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(info))
@@ -293,7 +293,7 @@ class BrokerRequests:
 
     async def reply(self, command: Command, address: str) -> Command:
         """326."""
-        return take_reply(command, self._requester.awaited)
+        return accept_pushed_reply(command, self._requester.awaited)
 
 
 class Direct(QueueReader):

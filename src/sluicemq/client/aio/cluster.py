@@ -12,22 +12,22 @@ from typing import Any, Final
 
 from sluicemq.client.admin import topics
 from sluicemq.client.admin.operations import AdminOperations
+from sluicemq.client.affinity import ClientAffinity, get_running_loop_or_none
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
 from sluicemq.client.core.consuming import SUSPEND_TIMEOUT_MS, OffsetMoved
-from sluicemq.client.core.conversations import AsyncioShell, Call, operation
-from sluicemq.client.core.directory import Directory, Routes
-from sluicemq.client.core.names import Credentials, signed
+from sluicemq.client.core.conversations import CALL_TIMEOUT_S, AsyncioShell, Call, operation
+from sluicemq.client.core.directory import Directory, RouteCache
+from sluicemq.client.core.names import Credentials, sign_request
 from sluicemq.client.core.replies import send_reply
-from sluicemq.client.core.sending import FIRST_BITS
+from sluicemq.client.core.sending import FIRST_QUEUE_BITS
 from sluicemq.client.core.tracing import Tracing
-from sluicemq.client.home import Home, running_loop
 from sluicemq.client.tasks import run_application_code
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.net.channel import ChannelPool, Dial
+from sluicemq.net.channel import ChannelPool, Dialer
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
+from sluicemq.wire.headers import CLIENT_ID_FIELD
 
-CLIENT_FIELD: Final = "sluiceClientId"
 OF_MEMBERS: Final = frozenset(
     {
         RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.QUERY_CONSUMER_OFFSET,
@@ -35,8 +35,6 @@ OF_MEMBERS: Final = frozenset(
         RequestCode.GET_CONSUMER_LIST_BY_GROUP,
     }
 )  # fmt: skip
-
-CALL_TIMEOUT_S = 5.0
 
 
 class Cluster(AsyncioShell):
@@ -51,19 +49,19 @@ class Cluster(AsyncioShell):
         credentials: Credentials | tuple[str, str] | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
         clock: Clock = SYSTEM_CLOCK,
-        connect: Dial | None = None,
+        connect: Dialer | None = None,
         client_id: str = "",
         rng: Random | None = None,
     ) -> None:
         """`rng` chooses the queue that a producer begins with."""
-        self.home: Home = Home()
+        self.affinity: ClientAffinity = ClientAffinity()
         self.rng: Random = rng or Random()
         self.client_id = client_id
         """Said with requests that concern a member of a group: its heartbeats go another way."""
         self.directory = Directory(name_servers, clock)
         self.name_servers: tuple[str, ...] = self.directory.name_servers
-        self.routes: Routes = self.directory.routes
-        self.credentials: Credentials | None = Credentials.of(credentials)
+        self.routes: RouteCache = self.directory.routes
+        self.credentials: Credentials | None = Credentials.from_value(credentials)
         self.timeout_s = timeout_s
         self.poll_s: float = SUSPEND_TIMEOUT_MS / 1000
         """How long a pull waits at the broker for messages."""
@@ -77,10 +75,10 @@ class Cluster(AsyncioShell):
         self.trace: Tracing | None = None
         """Notes what producers and consumers do, when that is wanted."""
 
-    route: Final = operation(Directory.route)
-    write_queues: Final = operation(Directory.write_queues)
-    ask: Final = operation(Directory.ask)
-    ask_master: Final = operation(Directory.ask_master)
+    route: Final = operation(Directory.get_route)
+    write_queues: Final = operation(Directory.get_write_queues)
+    ask: Final = operation(Directory.call)
+    ask_master: Final = operation(Directory.call_master)
     send_reply: Final = operation(send_reply)
     queues: Final = operation(topics.queues)
     offset_min: Final = operation(topics.offset_min)
@@ -95,8 +93,8 @@ class Cluster(AsyncioShell):
     def send_request(self, call: Call) -> Awaitable[Command]:
         """One request, one answer, whatever its code. HOT: no coroutine where the channel is open.
         Raises ConnectionLostError, RequestTimeoutError, now or later."""
-        if running_loop() is not self.home.loop:
-            self.home.enter()
+        if get_running_loop_or_none() is not self.affinity.loop:
+            self.affinity.check_loop()
         channel = self._pool.channels.get(call.address)
         if channel is None or channel.closed or call.command.flag & FLAG_ONEWAY:
             return self._exchange(call)
@@ -104,22 +102,22 @@ class Cluster(AsyncioShell):
         if call.command.code in OF_MEMBERS or self.credentials is not None:
             self._complete(call.command)
         call.is_written = True
-        return channel.begin(call.command, timeout_s)
+        return channel.start_call(call.command, timeout_s)
 
     async def _exchange(self, call: Call) -> Command:
         channel = await self._pool.get(call.address)
         if call.command.flag & FLAG_ONEWAY:
             self._complete(call.command)
             call.is_written = True
-            channel.oneway(call.command)
+            channel.send_oneway(call.command)
             return call.command
         return await self.send_request(call)
 
     def _complete(self, command: Command) -> None:
         """Says who asks, where that is wanted."""
         if self.client_id and command.code in OF_MEMBERS:
-            command.fields = {**(command.fields or {}), CLIENT_FIELD: self.client_id}
-        signed(command, self.credentials)
+            command.fields = {**(command.fields or {}), CLIENT_ID_FIELD: self.client_id}
+        sign_request(command, self.credentials)
 
     async def sleep(self, seconds: float) -> None:
         """Beside everything else of the loop."""
@@ -135,7 +133,7 @@ class Cluster(AsyncioShell):
 
     def first_queue(self) -> int:
         """A random number for a `QueueChooser` to begin with."""
-        return self.rng.getrandbits(FIRST_BITS)
+        return self.rng.getrandbits(FIRST_QUEUE_BITS)
 
     async def close(self) -> None:
         """Closes the data connections."""
@@ -148,7 +146,7 @@ class Cluster(AsyncioShell):
 class Admin(AdminOperations, AsyncioShell):
     """Administration over the connections of a `Sluice`. Raises the errors of `sluicemq.errors`."""
 
-    route: Final = operation(Directory.route)
+    route: Final = operation(Directory.get_route)
 
     def __init__(self, cluster: Cluster) -> None:
         self.directory: Directory = cluster.directory

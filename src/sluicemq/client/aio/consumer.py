@@ -20,11 +20,11 @@ from typing import Any, Final, Self
 from sluicemq.client.aio.members import Memberships
 from sluicemq.client.aio.readers import Readers
 from sluicemq.client.aio.received import Feed, OrderedFeed, ReceivedMessage
-from sluicemq.client.core.consuming import ConsumeOptions, make_subscription, retry_delay_s
+from sluicemq.client.core.consuming import ConsumeOptions, local_retry_delay_s, make_subscription
 from sluicemq.client.core.names import check_number
-from sluicemq.client.core.tracing import Outcome
+from sluicemq.client.core.tracing import ConsumeOutcome
 from sluicemq.client.tasks import (
-    Closing,
+    CloseOnce,
     EscapedError,
     Tasks,
     failure_of,
@@ -33,7 +33,7 @@ from sluicemq.client.tasks import (
     run_to_end,
 )
 from sluicemq.errors import ClosedError, ConfigurationError, RetryLaterError, SluiceError
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 from sluicemq.model.subscription import Subscription
 
 _log = logging.getLogger("sluicemq.client")
@@ -42,7 +42,7 @@ Handler = Callable[[Any], Awaitable[Any] | Any]
 BATCH_MAX: Final = 1024
 
 
-@helpful
+@with_hints
 class MessageStream:
     """The messages of one topic for one group; made by `Sluice.subscribe`.
 
@@ -165,7 +165,7 @@ class MessageStream:
         return f"<MessageStream of {self.group}: {self.subscription!r}, {state}>"
 
 
-@helpful
+@with_hints
 class PushConsumer:
     """Calls a handler for each message, up to `concurrency` at a time; made by `Sluice.consumer`.
 
@@ -227,7 +227,7 @@ class PushConsumer:
         """Handlers that wait for `close`, which does not wait for them."""
         self._quiet = asyncio.Event()
         self._starting = asyncio.Lock()
-        self.closing: Closing[None] = Closing()
+        self.closing: CloseOnce[None] = CloseOnce()
         self._joined: list[str] = []
         """The topics for which this consumer is in its group."""
         self._started = False
@@ -264,7 +264,7 @@ class PushConsumer:
             if self._is_blocking:
                 self._pool = ThreadPoolExecutor(self._concurrency, f"sluicemq {self.group}")
             for index in range(self._concurrency):
-                self._tasks.keep(self._work, f"sluicemq handler {self.group} {index}")
+                self._tasks.supervise(self._work, f"sluicemq handler {self.group} {index}")
 
     async def _join(self, subscription: Subscription) -> None:
         await self._groups.join(self.group, subscription, self._feed, self._options)
@@ -380,15 +380,19 @@ class PushConsumer:
             self._log_failure(messages, error.error if isinstance(error, EscapedError) else error)
         for message in messages[:done]:
             message.settle()
-        outcome = Outcome.FAILED if isinstance(error, RetryLaterError) else Outcome.EXCEPTION
+        outcome = (
+            ConsumeOutcome.FAILED
+            if isinstance(error, RetryLaterError)
+            else ConsumeOutcome.EXCEPTION
+        )
         for message in messages[done:]:
             message.finished(outcome)
         for message in messages[done:]:
             try:
                 await message.reject(level, suspend_s=suspend_s)
             except SluiceError as failure:
-                delay_s = retry_delay_s(message.attempt)
-                self._groups.directory.note_outage(
+                delay_s = local_retry_delay_s(message.attempt)
+                self._groups.directory.log_failure(
                     failure, message.queue, f"sending back for {self.group}",
                     "group %s: %s could not be sent back, it is handled again here in %g s: %s",
                     self.group, message, delay_s, failure,
@@ -436,11 +440,11 @@ class PushConsumer:
     def live_workers(self) -> int:
         """The number of workers that run: `concurrency` while the consumer runs. Fewer for a moment
         after a worker ended unexpectedly, which is logged; 0 before start and after close."""
-        return self._tasks.live
+        return self._tasks.running_count
 
     @property
     def _is_closed(self) -> bool:
-        return self.closing.has_begun
+        return self.closing.has_started
 
     async def call_handler(self, message: ReceivedMessage) -> None:
         """Call the handler with a message that an operator has chosen (309). Raises what the

@@ -40,8 +40,8 @@ from sluicemq.client.core.requests import (
     SUBSCRIPTION_PARSE_FAILED,
     SUCCESS,
     SYSTEM_ERROR,
-    is_access_remark,
-    is_refused,
+    is_access_denied,
+    is_access_denied_remark,
     request_error,
 )
 from sluicemq.client.heartbeat_thread import HeartbeatThread
@@ -106,7 +106,7 @@ class Member:
         self._seen: dict[str, set[MessageQueue]] = {}
         self._waits: set[str] = set()
         """Topics whose last balance found that this client is no member."""
-        send_back = SendBack(cluster, group, options.retry.times_max)
+        send_back = SendBack(cluster, group, options.retry.retries_max)
         reading = Reading(
             cluster,
             group,
@@ -172,16 +172,16 @@ class Member:
         if self.options.broadcast and queues:
             # An offsets file that is not ours says so.
             await self.readers.start_offset(queues[0])
-        self._keeper.use(_addresses(route))
+        self._keeper.update_addresses(_addresses(route))
         await self._beat(must_reach=_addresses(route))
         await self._check_group(topic, route)
         if not await self.balance():
             self.notice()  # in a second, not in twenty
         if not self._started:
             self._started = True
-            self._tasks.keep(self._balance_forever, f"sluicemq balance {self.group}")
+            self._tasks.supervise(self._balance_forever, f"sluicemq balance {self.group}")
             if self.options.auto_commit:
-                self._tasks.keep(self.readers.commit_forever, f"sluicemq commit {self.group}")
+                self._tasks.supervise(self.readers.commit_forever, f"sluicemq commit {self.group}")
 
     async def change(self, subscription: Subscription) -> None:
         """A topic of this member is read with another expression from now on, in all its queues.
@@ -204,8 +204,8 @@ class Member:
             except BaseException:
                 self.subscriptions[topic] = old
                 self.readers.change(old)  # of a queue that was taken meanwhile
-                self._keeper.consume(self._describe())
-                self._keeper.beat()  # some brokers may have heard of the new one
+                self._keeper.set_consumer_group(self._describe())
+                self._keeper.send_heartbeats()  # some brokers may have heard of the new one
                 raise
             self.readers.change(subscription)
             if not await self.balance():
@@ -240,7 +240,7 @@ class Member:
 
     async def _leave_group(self) -> None:
         try:
-            await asyncio.wrap_future(self._keeper.leave(consumer=self.group))
+            await asyncio.wrap_future(self._keeper.remove_group(consumer=self.group))
         except SluiceError as error:
             _log.debug("leaving %s: %s", self.group, error)
 
@@ -262,7 +262,7 @@ class Member:
         try:
             yield
         except PermissionDeniedError as error:
-            if not is_access_remark(error.remark):
+            if not is_access_denied_remark(error.remark):
                 raise
             credentials = self._cluster.credentials
             account = "no account, as it has no credentials"
@@ -280,9 +280,9 @@ class Member:
             ) from error
 
     async def _beat(self, must_reach: Sequence[str] = ()) -> None:
-        self._keeper.consume(self._describe())
-        outcome = await asyncio.wrap_future(self._keeper.beat())
-        refusal = self._keeper.refusal(self.group, must_reach)
+        self._keeper.set_consumer_group(self._describe())
+        outcome = await asyncio.wrap_future(self._keeper.send_heartbeats())
+        refusal = self._keeper.find_access_error(self.group, must_reach)
         if refusal is not None:
             raise refusal
         errors = [outcome.get(address) for address in must_reach]
@@ -296,8 +296,8 @@ class Member:
     def _beat_soon(self) -> None:
         """A broker does not know our subscription yet."""
         if self._asked is None or self._asked.done():
-            self._keeper.consume(self._describe())
-            self._asked = self._keeper.beat()
+            self._keeper.set_consumer_group(self._describe())
+            self._asked = self._keeper.send_heartbeats()
 
     async def _check(self, subscription: Subscription, route: TopicRoute) -> None:
         """Asks the brokers openly: of a heartbeat that they refuse only the log would tell."""
@@ -306,7 +306,7 @@ class Member:
             answer = await self._ask(address, command)
             if answer is None:
                 continue
-            if is_refused(answer):
+            if is_access_denied(answer):
                 raise request_error(answer, address)
             if subscription.kind != SQL92:
                 if answer.code == ResponseCode.NO_PERMISSION and not self.options.broadcast:
@@ -343,7 +343,7 @@ class Member:
                 subscription=Subscription(topic),
             )
             answer = await self._ask(address, probe)
-            if answer is not None and (answer.code == GROUP_NOT_EXIST or is_refused(answer)):
+            if answer is not None and (answer.code == GROUP_NOT_EXIST or is_access_denied(answer)):
                 raise request_error(answer, address)
 
     async def _ask(self, address: str, command: Command) -> Command | None:
@@ -395,17 +395,17 @@ class Member:
     def _note_outage(self, error: SluiceError, topic: str, text: str) -> None:
         own = f"the balance of {topic} in {self.group}"
         queue = self._any_queue(topic)
-        self._cluster.directory.note_outage(error, queue, own, text, topic, self.group, error)
+        self._cluster.directory.log_failure(error, queue, own, text, topic, self.group, error)
 
     def _note_success(self, topic: str) -> None:
         queue = self._any_queue(topic)
         if queue is not None:
             own = f"the balance of {topic} in {self.group}"
-            self._cluster.directory.note_success(queue, own)
+            self._cluster.directory.log_recovery(queue, own)
 
     def _any_queue(self, topic: str) -> MessageQueue | None:
         """A queue of the first broker of a topic: the one that is asked first."""
-        route = self._cluster.routes.known.get(topic)
+        route = self._cluster.routes.routes.get(topic)
         brokers = () if route is None else route.brokers
         return next((MessageQueue(topic, data.broker, 0) for data in brokers), None)
 
@@ -457,7 +457,7 @@ class Member:
         try:
             has_begun = await self.readers.add(queue, subscription, sink, is_new=is_new)
         except SluiceError as error:
-            self._cluster.directory.note_outage(
+            self._cluster.directory.log_failure(
                 error, queue, f"the start of {queue} in {self.group}",
                 "%s cannot read %s yet: %s", self.group, queue, error,
             )  # fmt: skip
@@ -551,7 +551,7 @@ class Memberships:
 
     def enter(self) -> None:
         """Raises ConfigurationError in another event loop or process than the client's."""
-        self._cluster.home.enter()
+        self._cluster.affinity.check_loop()
 
     def __len__(self) -> int:
         return len(self._members)
@@ -576,11 +576,11 @@ class Memberships:
         ConfigurationError."""
         self._on_join()
         try:
-            self._register(_registry.enter, group, subscription)
+            self._register(_registry.add_user, group, subscription)
         except SubscriptionConflictError:
             if not await self._is_shared(subscription.topic):
                 raise
-            self._register(_registry.enter, group, subscription, shared=True)
+            self._register(_registry.add_user, group, subscription, shared=True)
         key = (group, subscription.topic)
         try:
             async with self._joining:
@@ -597,7 +597,7 @@ class Memberships:
                         raise
                 self._users[key] = self._users.get(key, 0) + 1
         except BaseException:
-            self._register(_registry.leave, group, subscription.topic)
+            self._register(_registry.remove_user, group, subscription.topic)
             raise
         return member
 
@@ -658,15 +658,15 @@ class Memberships:
             if (wanted.kind, wanted.expression) == (known.kind, known.expression):
                 return known
             try:
-                self._register(_registry.change, group, wanted)
+                self._register(_registry.change_subscription, group, wanted)
             except SubscriptionConflictError:
                 if not await self._is_shared(topic):
                     raise
-                self._register(_registry.change, group, wanted, shared=True)
+                self._register(_registry.change_subscription, group, wanted, shared=True)
             try:
                 await member.change(wanted)
             except BaseException:
-                self._register(_registry.change, group, known, shared=True)
+                self._register(_registry.change_subscription, group, known, shared=True)
                 raise
             return wanted
 
@@ -687,7 +687,7 @@ class Memberships:
                     await self._take_out(member, topic)
             finally:
                 if users >= 0:
-                    self._register(_registry.leave, group, topic)
+                    self._register(_registry.remove_user, group, topic)
 
     async def close(self) -> None:
         """Leave what consumers that were dropped without a close have left."""

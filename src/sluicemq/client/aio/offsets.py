@@ -32,7 +32,7 @@ from typing import Final, TypeVar
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import AsyncioShell, Call
 from sluicemq.client.core.identity import Anchor
-from sluicemq.client.core.requests import QUERY_NOT_FOUND, expect_success, number
+from sluicemq.client.core.requests import QUERY_NOT_FOUND, expect_success, int_field
 from sluicemq.client.tasks import run_to_end
 from sluicemq.errors import ConfigurationError, ProtocolError, StoreDamagedError, StoreLockedError
 from sluicemq.files import SYSTEM_FILES, Files, load_text, replace_text
@@ -118,11 +118,11 @@ class BrokerOffsets:
         """None when there is none. Raises SluiceError."""
         directory = self._shell.directory
         command = requests.offset_of_group(self._group, queue, zero_if_young=zero_if_young)
-        address = await self._shell.run(directory.address(queue))
+        address = await self._shell.run(directory.get_read_address(queue))
         answer = await self._shell.send_request(Call(address, command))
         if answer.code == QUERY_NOT_FOUND:
             return None
-        offset = number(expect_success(answer, address), "offset")
+        offset = int_field(expect_success(answer, address), "offset")
         return offset if offset >= 0 else None
 
     def anchors(self, queue: MessageQueue) -> tuple[Anchor, ...]:
@@ -132,7 +132,7 @@ class BrokerOffsets:
     async def write(self, queue: MessageQueue, offset: int, anchor: Anchor | None = None) -> None:
         """Raises SluiceError."""
         command = requests.commit_offset(self._group, queue, offset)
-        await self._shell.run(self._shell.directory.ask(queue, command))
+        await self._shell.run(self._shell.directory.call(queue, command))
 
     async def flush(self) -> None:
         """What was written is safe now: a broker has what it has answered."""

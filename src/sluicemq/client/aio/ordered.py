@@ -27,11 +27,11 @@ from sluicemq.client.aio.readers import QueueReader, Readers, Reading, Sink
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import (
-    LEVEL_DEAD,
-    ORDERED_TIMES_MAX,
-    times_so_far,
+    DEAD_LETTER_LEVEL,
+    ORDERED_RETRIES_MAX,
+    retry_count,
 )
-from sluicemq.client.tasks import KeptTask, run_to_end
+from sluicemq.client.tasks import SupervisedTask, run_to_end
 from sluicemq.errors import SluiceError
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
@@ -195,17 +195,17 @@ class OrderedReader(QueueReader):
             self.returned(message)
             return False
         rules = self._options.retry
-        level = rules.level if delay_level is None else delay_level
-        times = times_so_far(message.record) + message.attempt - 1
-        times_max = ORDERED_TIMES_MAX if rules.times_max is None else rules.times_max
-        if level <= LEVEL_DEAD or times >= times_max:
+        level = rules.delay_level if delay_level is None else delay_level
+        times = retry_count(message.record) + message.attempt - 1
+        times_max = ORDERED_RETRIES_MAX if rules.retries_max is None else rules.retries_max
+        if level <= DEAD_LETTER_LEVEL or times >= times_max:
             if self._reading.send_back is None:
                 _log.warning("%s is dropped: this consumer has no dead letters", message)
                 return self.ack(message)
             try:
                 await self._reading.send_back.send_copy(message.record, times, level)
             except SluiceError as error:
-                self._cluster.directory.note_outage(
+                self._cluster.directory.log_failure(
                     error, self.queue, f"dead letters of {self.group}",
                     "group %s: %s could not be stored as a dead letter, its queue waits: %s",
                     self.group, message, error,
@@ -232,7 +232,7 @@ class OrderedReaders(Readers):
         super().__init__(reading)
         self._on_change = on_change
         self._retiring: dict[MessageQueue, tuple[OrderedReader, asyncio.Task[None]]] = {}
-        self._renewing: KeptTask | None = None
+        self._renewing: SupervisedTask | None = None
         self.leases: Leases | None = None
 
         def resume(queue: MessageQueue) -> None:
@@ -269,7 +269,7 @@ class OrderedReaders(Readers):
         if not await leases.acquire(queue):
             return False
         if self._renewing is None:
-            self._renewing = self._tasks.keep(
+            self._renewing = self._tasks.supervise(
                 leases.renew_forever, f"sluicemq leases {self._group}"
             )
         try:

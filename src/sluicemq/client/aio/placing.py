@@ -20,12 +20,12 @@ from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.core.consuming import InFlight, OffsetMoved
 from sluicemq.client.core.identity import (
     OFFSET_RESET,
-    Judgement,
+    CheckResult,
     QueueIdentity,
     QueueVerdict,
     restart_offset,
 )
-from sluicemq.client.core.requests import PullAnswer, PullStatus
+from sluicemq.client.core.requests import PullResponse, PullStatus
 from sluicemq.client.tasks import notify
 from sluicemq.errors import SluiceError
 from sluicemq.model.topic import MessageQueue
@@ -67,17 +67,17 @@ class MovableReader(ABC):
         identity, position = self.identity, self.in_flight.position
         if identity.is_suspect and identity.proven:
             return await self._check_anchors()
-        if identity.proven or identity.is_begun or not position:
+        if identity.proven or identity.has_probed_start or not position:
             return True
         in_flight, directory = self.in_flight, self._cluster.directory
         reset_to = await self._cluster.run(
-            identity.begin(directory, self.group, self.queue, position)
+            identity.probe_start(directory, self.group, self.queue, position)
         )
         if in_flight is self.in_flight and reset_to is not None:
             self._reset_to(reset_to)
         return in_flight is self.in_flight
 
-    async def _check_answer(self, answer: PullAnswer) -> bool:
+    async def _check_answer(self, answer: PullResponse) -> bool:
         """Check an answer before it is handed out. Return True if it may be: the check succeeded or
         is not due, or a slave answered, whose bounds prove nothing. Return False if the reader was
         moved. Raises SluiceError."""
@@ -86,9 +86,9 @@ class MovableReader(ABC):
             return True
         if answer.remark == OFFSET_RESET and answer.status is PullStatus.OFFSET_ILLEGAL:
             return await self._follow_reset(answer)
-        if self.identity.needs_proof(answer, now_s) and not await self._check_anchors():
+        if self.identity.needs_check(answer, now_s) and not await self._check_anchors():
             return False
-        self.identity.accept_bounds(answer)
+        self.identity.update_bounds(answer)
         if answer.status is not PullStatus.OFFSET_ILLEGAL:
             self.is_warned = False
         return True
@@ -103,28 +103,28 @@ class MovableReader(ABC):
         position, (verdict, offset) = in_flight.position, judgement
         if verdict is QueueVerdict.SAME:
             self.is_warned = False
-            self.identity.note_same(asked_s)
+            self.identity.record_same(asked_s)
         elif verdict is QueueVerdict.UNKNOWN:
-            self.identity.note_unknown(asked_s)
+            self.identity.record_unknown(asked_s)
         elif verdict is QueueVerdict.RESET:
             self._reset_to(offset)
         elif verdict is QueueVerdict.CUT:
-            self.identity.cut(offset)
+            self.identity.drop_lost_anchors(offset)
             self._cut_to(min(position, offset))
         else:
             self._begins_anew(position, offset, RECREATED)
         return in_flight is self.in_flight
 
-    async def _find_verdict(self) -> Judgement:
+    async def _find_verdict(self) -> CheckResult:
         directory = self._cluster.directory
         return await self._cluster.run(self.identity.check(directory, self.group, self.queue))
 
-    async def _follow_reset(self, answer: PullAnswer) -> bool:
+    async def _follow_reset(self, answer: PullResponse) -> bool:
         """Move the reader where a reset of the group says. If the anchors show that the topic was
         created again, report that; otherwise, and if they cannot be checked, log a reset. Return
         False: the reader was moved."""
         in_flight, position = self.in_flight, self.in_flight.position
-        judgement = Judgement(QueueVerdict.SAME)
+        judgement = CheckResult(QueueVerdict.SAME)
         if self.identity.proven:
             with contextlib.suppress(SluiceError):  # it is obeyed all the same
                 judgement = await self._find_verdict()
@@ -139,11 +139,11 @@ class MovableReader(ABC):
     def _begins_anew(self, old: int, new: int, why: str) -> None:
         """Move the reader from offset `old` of a deleted topic to offset `new` of the topic that
         was created again. Forget the anchors, and report `why`, a phrase for the log."""
-        self.identity.forget()
+        self.identity.clear()
         self._move_on(old, new, 0)
         self.on_recreated(old, why)
 
-    def _follow_refusal(self, answer: PullAnswer) -> None:
+    def _follow_refusal(self, answer: PullResponse) -> None:
         """Move the reader after an answer that refuses its offset, and log that. Go where the
         broker says: behind what retention deleted. But if the offset is behind the end of the
         queue, messages before the end may be unread; then go on behind the newest proven anchor, or

@@ -21,15 +21,26 @@ from sluicemq.client.core.messages import (
     DELAY_LEVEL_MAX,
     Body,
     MessageOptions,
-    Outgoing,
+    OutgoingMessage,
     expect_one_message,
     make_draft,
     make_message,
 )
 from sluicemq.client.core.names import check_number
-from sluicemq.client.core.replies import REPLY_TIMEOUT_S, Reply, as_request, no_reply
+from sluicemq.client.core.replies import (
+    REPLY_TIMEOUT_S,
+    ReplyFuture,
+    make_request_message,
+    reply_timeout_error,
+)
 from sluicemq.client.core.requests import SendResult
-from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender, check_way
+from sluicemq.client.core.sending import (
+    DEFAULT_PRODUCER_GROUP,
+    RETRIES,
+    SEND_TIMEOUT_MS,
+    Sender,
+    check_destination,
+)
 from sluicemq.client.core.tracing import INNER_GROUP, LINGER_S, RECORDS_MAX, Tracing
 from sluicemq.client.core.transactions import (
     TransactionBlock,
@@ -37,10 +48,10 @@ from sluicemq.client.core.transactions import (
     TransactionResult,
     Transactions,
 )
-from sluicemq.client.heartbeat_thread import HeartbeatThread, unique_ids
-from sluicemq.client.tasks import Closing, Tasks, call_listener
+from sluicemq.client.heartbeat_thread import HeartbeatThread, make_unique_ids
+from sluicemq.client.tasks import CloseOnce, Tasks, call_listener
 from sluicemq.errors import ConfigurationError, SendUnknownError, SluiceError
-from sluicemq.hints import explain, helpful
+from sluicemq.hints import improve_type_error, with_hints
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 
@@ -48,7 +59,6 @@ _log = logging.getLogger("sluicemq.client")
 
 P = ParamSpec("P")
 T = TypeVar("T")
-DEFAULT_GROUP = "sluicemq-producer"
 OnDone = Callable[[SendResult | None, SluiceError | None], None]
 TRACE_CLOSE_S: Final = 3.0
 TRACE_PAUSE_S: Final = 5.0
@@ -87,14 +97,14 @@ def of_sender(
         try:
             begun = talk(self.sender, *arguments, **named)
         except TypeError as error:
-            explain(error, call, named)
+            improve_type_error(error, call, named)
             raise
         return self.cluster.run(begun)
 
     return call
 
 
-@helpful
+@with_hints
 class Producer:
     """Sends messages of one producer group.
 
@@ -107,7 +117,7 @@ class Producer:
         self,
         cluster: Cluster,
         *,
-        group: str = DEFAULT_GROUP,
+        group: str = DEFAULT_PRODUCER_GROUP,
         timeout_ms: int = SEND_TIMEOUT_MS,
         retries: int = RETRIES,
         retries_async: int = 0,
@@ -123,7 +133,7 @@ class Producer:
         self.sender: Sender = Sender(
             cluster.directory,
             group,
-            unique_ids(cluster.clock).next,
+            make_unique_ids(cluster.clock).make_id,
             timeout_ms=timeout_ms,
             retries=retries,
             retry_unsafe=retry_unsafe,
@@ -132,7 +142,7 @@ class Producer:
             trace=trace,
             first_queue=cluster.first_queue,
         )
-        self.sender.on_first = on_first
+        self.sender.on_first_send = on_first
         self.group: str = self.sender.group
         self.transactions: Transactions = Transactions(
             cluster.directory, self.group, listener, trace
@@ -140,7 +150,7 @@ class Producer:
         self._retries_async = retries_async
         self._callbacks: set[asyncio.Task[None]] = set()
         self._requester = requester
-        self.closing: Closing[CloseReport] = Closing()
+        self.closing: CloseOnce[CloseReport] = CloseOnce()
 
     send: Final = of_sender(Sender.send_message)
     send_oneway: Final = of_sender(Sender.send_oneway)
@@ -164,14 +174,14 @@ class Producer:
         ConfigurationError here; other errors of `send` are handed to `on_done`. What `on_done`
         raises is logged.
         """
-        self.cluster.home.enter()
+        self.cluster.affinity.check_loop()
         if not callable(on_done):
             raise ConfigurationError(
                 f"on_done is {on_done!r:.60}.", fix="Give a function: (result, error) -> None."
             )
-        outgoing = self.sender.ready(make_draft(topic, body, **options))
-        check_way(outgoing.topic, queue, timeout_ms)
-        send = self.sender.send(outgoing, queue, timeout_ms, self._retries_async)
+        outgoing = self.sender.assign_id(make_draft(topic, body, **options))
+        check_destination(outgoing.topic, queue, timeout_ms)
+        send = self.sender.send_outgoing(outgoing, queue, timeout_ms, self._retries_async)
 
         async def call_back() -> None:
             try:
@@ -212,7 +222,7 @@ class Producer:
             raise ConfigurationError(
                 "this producer takes no replies.", fix="Make it with `Sluice.producer`."
             )
-        outgoing = self.sender.ready(make_message(topic, body, **options))
+        outgoing = self.sender.assign_id(make_message(topic, body, **options))
         return await self._requester.request(self.sender, outgoing, timeout_s)
 
     def transaction(
@@ -232,12 +242,14 @@ class Producer:
         those of `send`; delays are refused. Raises ConfigurationError here.
         """
         if queue is not None or timeout_ms is not None:
-            check_way(topic.topic if isinstance(topic, Message) else topic, queue, timeout_ms)
+            check_destination(
+                topic.topic if isinstance(topic, Message) else topic, queue, timeout_ms
+            )
 
-        def send(half: Outgoing) -> Conversation[SendResult]:
-            return self.sender.send(half, queue, timeout_ms)
+        def send(half: OutgoingMessage) -> Conversation[SendResult]:
+            return self.sender.send_outgoing(half, queue, timeout_ms)
 
-        outgoing = self.sender.ready(make_message(topic, body, **options))
+        outgoing = self.sender.assign_id(make_message(topic, body, **options))
         return Transaction(self.cluster, self.transactions, outgoing, send, check_after_s)
 
     async def send_in_transaction(
@@ -247,9 +259,13 @@ class Producer:
         transaction, tells the broker how that ended. Raises as `send`, and ConfigurationError
         without a listener."""
         self.transactions.expect_listener()
-        outgoing = self.sender.ready(expect_one_message(message, Message, "send_in_transaction"))
+        outgoing = self.sender.assign_id(
+            expect_one_message(message, Message, "send_in_transaction")
+        )
         return await self.cluster.run(
-            self.transactions.send(message, outgoing, argument, check_after_s, self.sender.send)
+            self.transactions.send_in_transaction(
+                message, outgoing, argument, check_after_s, self.sender.send_outgoing
+            )
         )
 
     async def answer_checks(self, *topics: str) -> None:
@@ -260,7 +276,7 @@ class Producer:
         self.transactions.expect_listener()
         for topic in topics or (DEFAULT_TOPIC,):
             await self.cluster.route(topic, create=True)
-            self.sender.on_first(self.group, topic)
+            self.sender.on_first_send(self.group, topic)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
@@ -274,28 +290,28 @@ class Producer:
         the ids of those that are still open when the wait ends. Cancelling it ends the waiting: it
         raises CancelledError, and a second call returns the report.
         """
-        self.cluster.home.enter()
+        self.cluster.affinity.check_loop()
         return await self.closing.run(lambda: self._close(timeout_s))
 
     async def _close(self, timeout_s: float | None) -> CloseReport:
         if self._callbacks:
             await asyncio.sleep(0)  # Those that were asked for just now have begun then.
         sender, settled = self.sender, asyncio.Event()
-        open_at_start, sender.on_settled = len(sender.open), settled.set
+        open_at_start, sender.on_drained = len(sender.open_ids), settled.set
         sender.close()
-        if sender.open:
+        if sender.open_ids:
             limit_s = sender.timeout_ms / 1000 + 1.0 if timeout_s is None else timeout_s
             await self.closing.wait_unless_hurried(settled, limit_s)
-        unknown = (*sender.unknown, *sender.open)
+        unknown = (*sender.unknown_ids, *sender.open_ids)
         if unknown:
             _log.warning(
                 "producer %s closed while %d messages were unanswered; they may be stored: %s",
                 self.group, len(unknown), ", ".join(unknown[:20]),
             )  # fmt: skip
-        return CloseReport(open_at_start - len(sender.open), unknown)
+        return CloseReport(open_at_start - len(sender.open_ids), unknown)
 
     def __repr__(self) -> str:
-        state = "closed" if self.sender.is_closed else f"{len(self.sender.open)} sends open"
+        state = "closed" if self.sender.is_closed else f"{len(self.sender.open_ids)} sends open"
         return f"<Producer of {self.group} at {self.cluster!r}, {state}>"
 
 
@@ -312,11 +328,11 @@ class Transaction(TransactionBlock):
         self._cluster = cluster
 
     async def __aenter__(self) -> Self:
-        await self._cluster.run(self.entering())
+        await self._cluster.run(self.enter())
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        await self._cluster.run(self.leaving(error))
+        await self._cluster.run(self.leave(error))
 
 
 class Requester:
@@ -324,16 +340,18 @@ class Requester:
     by correlation id."""
 
     def __init__(self, cluster: Cluster, keeper: HeartbeatThread) -> None:
-        self.awaited: dict[str, Reply] = {}
+        self.awaited: dict[str, ReplyFuture] = {}
         self._cluster = cluster
         self._keeper = keeper
         self._known: set[tuple[str, str]] = set()
 
-    async def request(self, sender: Sender, outgoing: Outgoing, timeout_s: float) -> StoredMessage:
+    async def request(
+        self, sender: Sender, outgoing: OutgoingMessage, timeout_s: float
+    ) -> StoredMessage:
         """The reply. Raises RequestTimeoutError, and what a send raises."""
         correlation_id, topic, where = secrets.token_hex(16), outgoing.topic, ""
         ttl_ms = int(timeout_s * 1000)
-        request = as_request(outgoing, self._keeper.client_id, correlation_id, ttl_ms)
+        request = make_request_message(outgoing, self._keeper.client_id, correlation_id, ttl_ms)
         future: asyncio.Future[StoredMessage] = asyncio.get_running_loop().create_future()
         self.awaited[correlation_id] = future
         try:
@@ -341,15 +359,15 @@ class Requester:
                 await self._cluster.route(topic, create=True)
                 if (sender.group, topic) not in self._known:
                     # The brokers have to know our connection before a reply comes.
-                    self._keeper.produce(sender.group)
-                    self._keeper.use(self._cluster.routes.addresses([topic]))
-                    await asyncio.wrap_future(self._keeper.beat())
+                    self._keeper.add_producer_group(sender.group)
+                    self._keeper.update_addresses(self._cluster.routes.broker_addresses([topic]))
+                    await asyncio.wrap_future(self._keeper.send_heartbeats())
                     self._known.add((sender.group, topic))
-                result = await self._cluster.run(sender.send(request))
+                result = await self._cluster.run(sender.send_outgoing(request))
                 where = f"queue {result.queue.queue_id} of {result.queue.broker}"
                 return await future
         except TimeoutError as error:
-            raise no_reply(topic, request.message_id, where, timeout_s) from error
+            raise reply_timeout_error(topic, request.message_id, where, timeout_s) from error
         finally:
             del self.awaited[correlation_id]
 
@@ -365,18 +383,18 @@ class TraceWriter:
         self._sender = Sender(
             cluster.directory,
             INNER_GROUP,
-            unique_ids(cluster.clock).next,
+            make_unique_ids(cluster.clock).make_id,
             first_queue=cluster.first_queue,
         )
         self._work = asyncio.Event()
         self._tasks = Tasks()
         self._closed = False
-        tracing.on_work = self._wake
+        tracing.on_note = self._wake
 
     def _wake(self) -> None:
         if not self._closed:
             if not self._tasks:
-                self._tasks.keep(self._run, "sluicemq trace")
+                self._tasks.supervise(self._run, "sluicemq trace")
             if len(self.tracing) in (1, RECORDS_MAX):
                 self._work.set()
 
@@ -412,4 +430,4 @@ class TraceWriter:
             async with asyncio.timeout(TRACE_CLOSE_S):
                 while self.tracing and await self.flush():
                     pass
-        self.tracing.end()
+        self.tracing.close()

@@ -25,8 +25,8 @@ from sluicemq.client.aio.received import PausingFeed, ReceivedMessage
 from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import (
     DEAD_LETTER,
+    DEAD_LETTER_LEVEL,
     DELIVER,
-    LEVEL_DEAD,
     ConsumeOptions,
     OnUndecodable,
     check_undecodable,
@@ -35,22 +35,21 @@ from sluicemq.client.core.consuming import (
 from sluicemq.client.core.identity import (
     QueueIdentity,
     QueueVerdict,
-    anchor_of,
+    make_anchor,
     restart_offset,
 )
 from sluicemq.client.core.names import check_group, check_number, check_queue
-from sluicemq.client.core.requests import PullAnswer, PullStatus
-from sluicemq.client.tasks import Closing, Tasks, call_listener, notify, run_to_end
+from sluicemq.client.core.requests import PullResponse, PullStatus
+from sluicemq.client.tasks import CloseOnce, Tasks, call_listener, notify, run_to_end
 from sluicemq.errors import ClosedError, ConfigurationError, SluiceError
 from sluicemq.filter.subscriptions import tag_matches
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
+from sluicemq.model.system_names import TOOLS_GROUP
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_records
-
-READ_GROUP: Final = "TOOLS_CONSUMER"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -72,23 +71,23 @@ class PullResult:
         )
 
 
-@helpful
+@with_hints
 class PullConsumer:
     """Pulls from queues that the caller names. Made by `Sluice.pull_consumer`."""
 
     def __init__(
         self,
         cluster: Cluster,
-        group: str = READ_GROUP,
+        group: str = TOOLS_GROUP,
         *,
         on_undecodable: OnUndecodable = DELIVER,
         body_bytes_max: int = BODY_BYTES_MAX,
     ) -> None:
         self.group: str = check_group(group)
         check_undecodable(on_undecodable, body_bytes_max)
-        if on_undecodable == DEAD_LETTER and group == READ_GROUP:
+        if on_undecodable == DEAD_LETTER and group == TOOLS_GROUP:
             raise ConfigurationError(
-                f"on_undecodable='dead_letter' needs a group, and the group is {READ_GROUP!r}.",
+                f"on_undecodable='dead_letter' needs a group, and the group is {TOOLS_GROUP!r}.",
                 fix="Name the group that gets the dead letters: pull_consumer(group, …).",
             )
         self.on_undecodable: OnUndecodable = on_undecodable
@@ -142,10 +141,10 @@ class PullConsumer:
         timeout_s = self._cluster.timeout_s + wait_s + 5.0
         identity = self._identities.setdefault(queue, QueueIdentity())
         try:
-            if wait_s and offset > 0 and not (identity.proven or identity.is_begun):
+            if wait_s and offset > 0 and not (identity.proven or identity.has_probed_start):
                 # While the broker holds the request, the topic may be created again.
                 await self._cluster.run(
-                    identity.begin(self._cluster.directory, self.group, queue, offset)
+                    identity.probe_start(self._cluster.directory, self.group, queue, offset)
                 )
             pulled = await self._cluster.run(
                 self._cluster.directory.pull(queue, command, timeout_s)
@@ -163,7 +162,7 @@ class PullConsumer:
         )
         if found:
             last, now_s = found[-1], self._cluster.clock.monotonic_s()
-            identity.add_anchor(anchor_of(last), last.size_bytes, now_s)
+            identity.add_anchor(make_anchor(last), last.size_bytes, now_s)
         wanted = [record for record in found if tag_matches(subscription, record.tag)]
         messages, next_offset = await self._screened(wanted, pulled.next_offset)
         return PullResult(
@@ -171,34 +170,34 @@ class PullConsumer:
         )
 
     async def _moved_to(
-        self, queue: MessageQueue, identity: QueueIdentity, pulled: PullAnswer, offset: int
+        self, queue: MessageQueue, identity: QueueIdentity, pulled: PullResponse, offset: int
     ) -> int | None:
         """Return where to go on instead if the answer is of another topic than the ones before, or
         the offset is behind the end of the queue; None to go on as the broker says. Raises
         SluiceError."""
         cluster, asked_s = self._cluster, self._cluster.clock.monotonic_s()
         directory = cluster.directory
-        if not identity.proven and not identity.is_begun and offset > 0 and not pulled.data:
-            await cluster.run(identity.begin(directory, self.group, queue, offset))
-        if identity.needs_proof(pulled, asked_s):
+        if not identity.proven and not identity.has_probed_start and offset > 0 and not pulled.data:
+            await cluster.run(identity.probe_start(directory, self.group, queue, offset))
+        if identity.needs_check(pulled, asked_s):
             judged = await cluster.run(identity.check(directory, self.group, queue))
             if judged.verdict is QueueVerdict.RECREATED:
                 _log.warning(
                     "the topic %s was deleted and created again: %s, which %s pulled at offset %d, "
                     "begins at %d", queue.topic, queue, self.group, offset, judged.offset,
                 )  # fmt: skip
-                identity.forget()
+                identity.clear()
                 return judged.offset
             if judged.verdict is QueueVerdict.CUT:
-                identity.cut(judged.offset)
+                identity.drop_lost_anchors(judged.offset)
                 return min(judged.offset, offset)
             if judged.verdict is QueueVerdict.RESET:
                 return judged.offset
             if judged.verdict is QueueVerdict.SAME:
-                identity.note_same(asked_s)
+                identity.record_same(asked_s)
             else:
-                identity.note_unknown(asked_s)
-        identity.accept_bounds(pulled)
+                identity.record_unknown(asked_s)
+        identity.update_bounds(pulled)
         return None if identity.proven else restart_offset(pulled, offset)
 
     async def _screened(
@@ -214,7 +213,7 @@ class PullConsumer:
             if error is None:
                 good.append(record)
             elif self.on_undecodable == DEAD_LETTER:
-                await self.send_back(record, LEVEL_DEAD)
+                await self.send_back(record, DEAD_LETTER_LEVEL)
                 _log.warning("group %s: moved to the dead letters: %s", self.group, error)
             elif good:
                 return tuple(good), record.queue_offset
@@ -260,7 +259,7 @@ ShareListener = Callable[[str, list[MessageQueue], list[MessageQueue]], None]
 """Called with a topic, all of its queues and those of this consumer."""
 
 
-@helpful
+@with_hints
 class LitePullConsumer:
     """Polls messages for a group; made by `Sluice.lite_pull`. Use it from one task.
 
@@ -284,19 +283,19 @@ class LitePullConsumer:
         self._assigned: Readers | None = None
         self._tasks = Tasks()
         self._watched: dict[str, list[QueuesListener]] = {}
-        self._closing: Closing[None] = Closing()
+        self._closing: CloseOnce[None] = CloseOnce()
         self.on_share: ShareListener | None = None
 
     @property
     def is_running(self) -> bool:
         """Whether it reads something, and is not closed."""
-        return not self._closing.has_begun and (
+        return not self._closing.has_started and (
             self._member is not None or self._assigned is not None
         )
 
     def _check_open(self) -> None:
-        self._cluster.home.enter()
-        if self._closing.has_begun:
+        self._cluster.affinity.check_loop()
+        if self._closing.has_started:
             raise ClosedError(f"the consumer of {self.group!r} is closed.", fix="Make a new one.")
 
     async def subscribe(
@@ -333,7 +332,7 @@ class LitePullConsumer:
     def _share_changed(
         self, topic: str, queues: list[MessageQueue], own: list[MessageQueue]
     ) -> None:
-        if self.on_share is not None and not self._closing.has_begun:
+        if self.on_share is not None and not self._closing.has_started:
             call_listener(self.on_share, topic, queues, own)
 
     async def unsubscribe(self, topic: str) -> None:
@@ -388,7 +387,7 @@ class LitePullConsumer:
         if self._assigned is None:
             self._assigned = readers
             if self.options.auto_commit:
-                self._tasks.keep(readers.commit_forever, f"sluicemq commit {self.group}")
+                self._tasks.supervise(readers.commit_forever, f"sluicemq commit {self.group}")
         if before - wanted:
             await run_to_end(self._drop(readers, before - wanted))
 
@@ -413,7 +412,7 @@ class LitePullConsumer:
         check_number("count_max", count_max, 1)
         if timeout_s is not None:
             check_number("timeout_s", timeout_s, 0, whole=False)
-        self._cluster.home.enter()
+        self._cluster.affinity.check_loop()
         self._finish()
         messages: list[ReceivedMessage] = []
         try:
@@ -547,7 +546,7 @@ class LitePullConsumer:
             known: list[MessageQueue] | None = None
             while True:
                 try:
-                    self._cluster.routes.forget(topic)
+                    self._cluster.routes.expire(topic)
                     found = await self.queues(topic)
                 except SluiceError as error:
                     _log.debug("queues of %s: %s", topic, error)
@@ -559,7 +558,7 @@ class LitePullConsumer:
                 await asyncio.sleep(period_s)
 
         if len(listeners) == 1:
-            self._tasks.keep(watch, f"sluicemq queues of {topic}")
+            self._tasks.supervise(watch, f"sluicemq queues of {topic}")
 
     @property
     def _readers(self) -> Readers:
@@ -575,7 +574,7 @@ class LitePullConsumer:
         The last poll's messages are not done: nobody has said so. They come again. Cancelling it
         does not keep it from leaving: it raises CancelledError afterwards.
         """
-        self._cluster.home.enter()
+        self._cluster.affinity.check_loop()
         await self._closing.run(self._close)
 
     async def _close(self) -> None:

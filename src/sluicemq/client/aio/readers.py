@@ -30,33 +30,32 @@ from sluicemq.client.aio.placing import MovableReader
 from sluicemq.client.aio.received import Feed, ReceivedMessage, RetrySink
 from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import (
-    ANSWER_TIMEOUT_S,
+    DEAD_LETTER_LEVEL,
     DELIVER,
-    INNER_GROUP,
-    LEVEL_DEAD,
+    LONG_POLL_GRACE_S,
     RAISE,
     ConsumeOptions,
-    Counts,
     InFlight,
-    exact_match,
-    first_topic,
-    pause_s,
-    retry_copy,
-    retry_delay_s,
-    times_so_far,
+    TopicConsumeStats,
+    local_retry_delay_s,
+    make_exact_matcher,
+    make_retry_message,
+    original_topic,
+    pull_pause_s,
+    retry_count,
 )
-from sluicemq.client.core.identity import QueueIdentity, anchor_of
+from sluicemq.client.core.identity import QueueIdentity, make_anchor
 from sluicemq.client.core.requests import (
     FLOW_CONTROL,
     GROUP_NOT_EXIST,
     SUBSCRIPTION_PARSE_FAILED,
     SUBSCRIPTION_PENDING,
-    PullAnswer,
+    PullResponse,
     PullStatus,
 )
 from sluicemq.client.core.sending import Sender
-from sluicemq.client.core.tracing import Outcome
-from sluicemq.client.tasks import KeptTask, Tasks, run_to_end
+from sluicemq.client.core.tracing import ConsumeOutcome
+from sluicemq.client.tasks import SupervisedTask, Tasks, run_to_end
 from sluicemq.errors import (
     GroupNotFoundError,
     ProtocolError,
@@ -66,6 +65,7 @@ from sluicemq.errors import (
 )
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
+from sluicemq.model.system_names import INNER_PRODUCER_GROUP
 from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue
 from sluicemq.record.codec import split_records
 
@@ -81,30 +81,32 @@ class SendBack:
         self._cluster = cluster
         self._group = group
         self._times_max = times_max
-        self._sender = Sender(cluster.directory, INNER_GROUP, str, first_queue=cluster.first_queue)
+        self._sender = Sender(
+            cluster.directory, INNER_PRODUCER_GROUP, str, first_queue=cluster.first_queue
+        )
 
     async def send_back(self, record: StoredMessage, level: int) -> None:
         """A copy comes again after `level`, or is a dead letter. Raises SluiceError."""
         queue = MessageQueue(record.topic, record.broker, record.queue_id)
         command = requests.send_back(
-            self._group, record, first_topic(record), level, self._times_max
+            self._group, record, original_topic(record), level, self._times_max
         )
         own = f"sending back for {self._group}"
         try:
             await self._cluster.ask_master(queue, command)
-            self._cluster.directory.note_success(queue, own)
+            self._cluster.directory.log_recovery(queue, own)
         except SluiceError as error:
-            self._cluster.directory.note_outage(
+            self._cluster.directory.log_failure(
                 error, queue, own,
                 "group %s: message %s cannot be sent back (%s); sending a copy to the retry topic",
                 self._group, record.message_id, error.fact,
             )  # fmt: skip
-            await self.send_copy(record, times_so_far(record), level)
+            await self.send_copy(record, retry_count(record), level)
 
     async def send_copy(self, record: StoredMessage, times: int, level: int) -> None:
         """The same without 36; `times` says how often it has come again. Raises SluiceError."""
-        outgoing = retry_copy(record, self._group, times, level, self._times_max)
-        await self._cluster.run(self._sender.send(outgoing))
+        outgoing = make_retry_message(record, self._group, times, level, self._times_max)
+        await self._cluster.run(self._sender.send_outgoing(outgoing))
 
 
 _FATAL: Final = frozenset({16, SUBSCRIPTION_PARSE_FAILED, GROUP_NOT_EXIST})
@@ -156,7 +158,7 @@ class QueueReader(MovableReader):
         self.in_flight: InFlight = InFlight(position)
         self.committed = committed
         self.out: set[ReceivedMessage] = set()
-        self.counts: Counts = Counts()
+        self.counts: TopicConsumeStats = TopicConsumeStats()
         self.pulled_s: float = 0.0
         self._replica_id = MASTER_ID
         """Where the last answer said to ask next: at the master, or at a slave that has the queue
@@ -165,7 +167,7 @@ class QueueReader(MovableReader):
         self._cluster = reading.cluster
         self._reading = reading
         self._options = reading.options
-        self._limits = reading.options.limits(1)
+        self._limits = reading.options.queue_limits(1)
         self._span_max = None if reading.options.ordered else reading.options.span_max
         self._is_paused = False
         self._is_held = False
@@ -197,13 +199,13 @@ class QueueReader(MovableReader):
             if message.in_flight is in_flight:
                 message.owner, message.since_s = owner, now_s
                 if trace is not None:
-                    message.delivery = trace.taken(self.group, message.record)
+                    message.delivery = trace.start_delivery(self.group, message.record)
                 out.add(message)
 
-    def finished(self, message: ReceivedMessage, outcome: Outcome) -> None:
+    def finished(self, message: ReceivedMessage, outcome: ConsumeOutcome) -> None:
         """How the application dealt with a message that is out; the first word counts."""
         if message in self.out and message.delivery is not None:
-            message.delivery.finished(outcome)
+            message.delivery.finish(outcome)
             message.delivery = None
 
     def returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
@@ -212,7 +214,7 @@ class QueueReader(MovableReader):
             self.out.remove(message)
             if failed:
                 now_s = self._cluster.clock.monotonic_s()
-                self.counts.failed(now_s, now_s - message.since_s)
+                self.counts.record_failure(now_s, now_s - message.since_s)
 
     def release(self, owner: object) -> None:
         """An owner is gone: what it had is not out any more."""
@@ -240,12 +242,12 @@ class QueueReader(MovableReader):
         """Send an undecodable message to the dead letters until a broker has taken it; then it is
         done. Ends without that when the message does not count here any more."""
         assert self._reading.dead_letters is not None
-        message.finished(Outcome.FAILED)
+        message.finished(ConsumeOutcome.FAILED)
         while message.is_current:
             try:
-                await self._reading.dead_letters.send_back(message.record, LEVEL_DEAD)
+                await self._reading.dead_letters.send_back(message.record, DEAD_LETTER_LEVEL)
             except SluiceError as error:
-                delay_s = retry_delay_s(message.attempt)
+                delay_s = local_retry_delay_s(message.attempt)
                 message.attempt += 1
                 _log.warning(
                     "group %s: %s could not be stored as a dead letter, will try again in %g s: %s",
@@ -260,7 +262,7 @@ class QueueReader(MovableReader):
 
     def undecodable(self, message: ReceivedMessage, error: UndecodableBodyError) -> None:
         """Count and log a message whose body cannot be decoded. May be called from any thread."""
-        count = self.counts.cannot_decode(str(error))
+        count = self.counts.record_undecodable(str(error))
         if not count & (count - 1):  # 1, 2, 4, 8 … of a topic
             _log.warning(
                 "group %s: %s (undecodable messages of %s so far: %d; on_undecodable=%r)",
@@ -280,12 +282,12 @@ class QueueReader(MovableReader):
                 were_out += 1
                 since_s += message.since_s
                 if message.delivery is not None:
-                    message.delivery.finished(Outcome.SUCCESS)
+                    message.delivery.finish(ConsumeOutcome.SUCCESS)
             if message.in_flight is in_flight:
                 counted += in_flight.ack(message.queue_offset)
         if were_out:
             now_s = self._cluster.clock.monotonic_s()
-            self.counts.done(now_s, were_out * now_s - since_s, were_out)
+            self.counts.record_acks(now_s, were_out * now_s - since_s, were_out)
         if not self._room.is_set():
             self._look_for_room()
         return counted
@@ -300,7 +302,7 @@ class QueueReader(MovableReader):
         if self._reading.send_back is None:
             _log.warning("%s is rejected and dropped: this consumer has no retries", message)
         else:
-            level = self._options.retry.level if delay_level is None else delay_level
+            level = self._options.retry.delay_level if delay_level is None else delay_level
             await self._reading.send_back.send_back(message.record, level)
         self.returned(message, failed=True)
         return self.ack(message)
@@ -353,7 +355,7 @@ class QueueReader(MovableReader):
         else's now. What waits before a message that was handed out cannot be pulled again; that
         counts as done when it does not match."""
         self.subscription = subscription
-        matches = exact_match(subscription)
+        matches = make_exact_matcher(subscription)
         waiting: set[int] = set()
 
         def note(message: ReceivedMessage) -> bool:
@@ -362,7 +364,7 @@ class QueueReader(MovableReader):
             return False
 
         self.feed.discard(note)
-        again = self.in_flight.back(waiting)
+        again = self.in_flight.rewind(waiting)
 
         def unwanted(message: ReceivedMessage) -> bool:
             if message.origin is not self:
@@ -413,7 +415,7 @@ class QueueReader(MovableReader):
                     if may_take and is_wanted():
                         self._take(answer)
                 if self._cluster.directory.outages.current:
-                    self._cluster.directory.note_success(self.queue, self._name)
+                    self._cluster.directory.log_recovery(self.queue, self._name)
                 failures = 0
             except SluiceError as error:
                 self.identity.is_suspect = True
@@ -431,15 +433,15 @@ class QueueReader(MovableReader):
             return
         if code is None or not self._is_at_master:
             self._replica_id = MASTER_ID
-            self._cluster.routes.forget(self.queue.topic)
+            self._cluster.routes.expire(self.queue.topic)
         if code in SUBSCRIPTION_PENDING:
             self._reading.on_pending()
         else:
-            self._cluster.directory.note_outage(
+            self._cluster.directory.log_failure(
                 error, self.queue, self._name,
                 "pull of %s for %s failed, will try again: %s", self.queue, self.group, error,
             )  # fmt: skip
-        await asyncio.sleep(pause_s(failures))
+        await asyncio.sleep(pull_pause_s(failures))
 
     async def _wait_for_room(self) -> None:
         while not self._room.is_set():
@@ -459,10 +461,10 @@ class QueueReader(MovableReader):
                     _STUCK_S,
                 )
 
-    async def _pull(self) -> PullAnswer | None:
+    async def _pull(self) -> PullResponse | None:
         """The answer to a pull, None when the position was moved meanwhile. HOT."""
         in_flight, poll_s, options = self.in_flight, self._cluster.poll_s, self._options
-        masters = self._cluster.routes.masters.get(self.queue.topic)
+        masters = self._cluster.routes.master_addresses.get(self.queue.topic)
         self._is_at_master = self._replica_id == MASTER_ID and (
             not masters or self.queue.broker in masters
         )
@@ -490,7 +492,7 @@ class QueueReader(MovableReader):
             any_span=self._span_max is None,
         )
         talk = self._cluster.directory.pull(
-            self.queue, command, poll_s + ANSWER_TIMEOUT_S, self._replica_id
+            self.queue, command, poll_s + LONG_POLL_GRACE_S, self._replica_id
         )
         try:
             async with asyncio.timeout(None) as self._waiting:
@@ -500,10 +502,10 @@ class QueueReader(MovableReader):
         finally:
             self._waiting = None
         self.pulled_s = self._cluster.clock.monotonic_s()
-        self._replica_id = answer.next_id
+        self._replica_id = answer.suggested_broker_id
         return answer
 
-    def _take(self, answer: PullAnswer) -> None:
+    def _take(self, answer: PullResponse) -> None:
         if answer.status is PullStatus.OFFSET_ILLEGAL:
             self._follow_refusal(answer)
             return
@@ -512,11 +514,11 @@ class QueueReader(MovableReader):
             answer.data, self.queue.broker, tags, self._options.body_bytes_max
         )
         if found:
-            self.identity.add_anchor(anchor_of(found[-1][2]), found[-1][1], self.pulled_s)
+            self.identity.add_anchor(make_anchor(found[-1][2]), found[-1][1], self.pulled_s)
         in_flight.add([(offset, size) for offset, size, _ in found], answer.next_offset)
         self._look_for_room()
         if found:
-            self.counts.pulled(self.pulled_s, len(found))
+            self.counts.record_pull(self.pulled_s, len(found))
             self.feed.put(
                 [ReceivedMessage(record, self, in_flight, offset) for offset, _, record in found]
             )
@@ -544,8 +546,8 @@ class Readers:
         """Of queues that were read here before: what is known of them, and how often their topics
         had been created again by then."""
         self._readers: dict[MessageQueue, QueueReader] = {}
-        self._running: dict[MessageQueue, KeptTask] = {}
-        self.counts: dict[str, Counts] = {}
+        self._running: dict[MessageQueue, SupervisedTask] = {}
+        self.counts: dict[str, TopicConsumeStats] = {}
         """What was done lately, by topic."""
         self.on_recreated: Callable[[str], None] = lambda topic: None
         """Called with a topic that was deleted and created again, once for each time."""
@@ -573,7 +575,7 @@ class Readers:
         if queue in self._readers:
             return True
         reader = self._kind(self._reading, queue, subscription, feed, position, committed)
-        reader.counts = self.counts.setdefault(queue.topic, Counts())
+        reader.counts = self.counts.setdefault(queue.topic, TopicConsumeStats())
         identity, recreations = self._known.pop(queue, (None, 0))
         reader.is_warned = identity is not None and self._recreations[queue.topic] > recreations
         reader.identity = QueueIdentity(
@@ -588,7 +590,7 @@ class Readers:
             if queue in self._readers:
                 return True
         # Nothing is awaited from here on: a reader is in both tables or in none.
-        self._running[queue] = self._tasks.keep(reader.run, f"sluicemq read {queue}")
+        self._running[queue] = self._tasks.supervise(reader.run, f"sluicemq read {queue}")
         self._readers[queue] = reader
         self._share_limits(queue.topic)
         return True
@@ -621,7 +623,7 @@ class Readers:
     @property
     def undecodable(self) -> int:
         """How many messages had a body that could not be decoded, of all topics."""
-        return sum(counts.undecodable for counts in self.counts.values())
+        return sum(counts.undecodable_count for counts in self.counts.values())
 
     def all(self) -> list[QueueReader]:
         """Every reader that may still commit."""
@@ -637,7 +639,7 @@ class Readers:
         """What a topic may hold is shared by those of its queues that are read here."""
         readers = [reader for queue, reader in self._readers.items() if queue.topic == topic]
         for reader in readers:
-            reader.limit(*self.options.limits(max(len(readers), self.expected.get(topic, 0))))
+            reader.limit(*self.options.queue_limits(max(len(readers), self.expected.get(topic, 0))))
 
     @contextlib.contextmanager
     def held(self, topic: str) -> Iterator[None]:
@@ -741,12 +743,12 @@ class Readers:
         try:
             await self._offsets.write(reader.queue, offset, reader.identity.newest)
             reader.committed = offset
-            self._cluster.directory.note_success(reader.queue, own)
+            self._cluster.directory.log_recovery(reader.queue, own)
         except GroupNotFoundError as error:
             _log.debug("commit for %s: %s", self._group, error)  # its pulls will say it aloud
             return error
         except SluiceError as error:
-            self._cluster.directory.note_outage(
+            self._cluster.directory.log_failure(
                 error, reader.queue, own,
                 "commit of offset %d of %s for %s failed: %s",
                 offset, reader.queue, self._group, error,

@@ -12,13 +12,13 @@ from operator import attrgetter
 from typing import Any, Final, Protocol
 
 from sluicemq import engine
-from sluicemq.client.core.consuming import InFlight, first_topic
+from sluicemq.client.core.consuming import InFlight, original_topic
 from sluicemq.client.core.messages import Body
-from sluicemq.client.core.messages import body_of as sent
+from sluicemq.client.core.messages import encode_body as sent
 from sluicemq.client.core.replies import CORRELATION_ID, REPLY_TO_CLIENT
-from sluicemq.client.core.tracing import Delivery, Outcome
+from sluicemq.client.core.tracing import ConsumeOutcome, TracedDelivery
 from sluicemq.errors import UndecodableBodyError
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
@@ -47,7 +47,7 @@ class Origin(Protocol):
 
     def taken(self, messages: "list[ReceivedMessage]", owner: object) -> None: ...
 
-    def finished(self, message: "ReceivedMessage", outcome: Outcome) -> None: ...
+    def finished(self, message: "ReceivedMessage", outcome: ConsumeOutcome) -> None: ...
 
     def returned(self, message: "ReceivedMessage") -> None: ...
 
@@ -69,7 +69,7 @@ def of_record(name: str) -> Any:
     return property(attrgetter(f"record.{name}"))
 
 
-@helpful
+@with_hints
 class ReceivedMessage:
     """A message that was delivered to a consumer.
 
@@ -101,7 +101,7 @@ class ReceivedMessage:
         self.in_flight: InFlight = in_flight
         self.owner: object = None
         self.since_s: float = 0.0
-        self.delivery: Delivery | None = None
+        self.delivery: TracedDelivery | None = None
 
     async def ack(self) -> bool:
         """Done with this message: it will not be delivered to the group again.
@@ -125,7 +125,7 @@ class ReceivedMessage:
         False when its queue has gone to another member meanwhile. Raises SluiceError when it could
         not be stored anywhere: then it is unacknowledged still, and may be rejected again.
         """
-        self.finished(Outcome.FAILED)
+        self.finished(ConsumeOutcome.FAILED)
         return await self.origin.reject(self, delay_level, suspend_s)
 
     @property
@@ -147,7 +147,7 @@ class ReceivedMessage:
         """`ack` for code that cannot await; must run on the loop's thread."""
         return self.origin.ack(self)
 
-    def finished(self, outcome: Outcome) -> None:
+    def finished(self, outcome: ConsumeOutcome) -> None:
         """How the application dealt with it; only the first word after it was taken counts."""
         self.origin.finished(self, outcome)
 
@@ -222,7 +222,7 @@ class ReceivedMessage:
 
     @property
     def topic(self) -> str:
-        return first_topic(self.record)
+        return original_topic(self.record)
 
     @property
     def group(self) -> str:
@@ -243,7 +243,7 @@ class ReceivedMessage:
         return (
             f"<ReceivedMessage {self.message_id} of {self.topic} queue {self.record.queue_id} of "
             f"{self.record.broker or '-'} offset {self.queue_offset}{times}"
-            f"{self.record.glance()}>"
+            f"{self.record.summary()}>"
         )
 
 

@@ -24,19 +24,12 @@ from sluicemq.client.aio.cluster import Admin, Cluster
 from sluicemq.client.aio.consumer import Handler, MessageStream, PushConsumer
 from sluicemq.client.aio.members import Member, Memberships
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
-from sluicemq.client.aio.producer import (
-    DEFAULT_GROUP,
-    CloseReport,
-    Producer,
-    Requester,
-    TraceWriter,
-    of_sender,
-)
-from sluicemq.client.aio.pull import READ_GROUP, LitePullConsumer, PullConsumer
+from sluicemq.client.aio.producer import CloseReport, Producer, Requester, TraceWriter, of_sender
+from sluicemq.client.aio.pull import LitePullConsumer, PullConsumer
 from sluicemq.client.core.consuming import (
-    BYTES_MAX,
-    COUNT_MAX,
     DELIVER,
+    IN_FLIGHT_BYTES_MAX,
+    IN_FLIGHT_COUNT_MAX,
     ConsumeLimits,
     ConsumeOptions,
     LitePullLimits,
@@ -46,33 +39,35 @@ from sluicemq.client.core.consuming import (
     Start,
     make_subscription,
 )
-from sluicemq.client.core.messages import checked_group
+from sluicemq.client.core.messages import check_group_cached
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.sending import (
+    DEFAULT_PRODUCER_GROUP,
     SEND_TIMEOUT_MS,
     ProducerOptions,
     Sender,
 )
-from sluicemq.client.core.tracing import Tracing, trace_topic
+from sluicemq.client.core.tracing import Tracing, parse_trace_option
 from sluicemq.client.heartbeat_thread import (
     HeartbeatThread,
     local_address,
     make_client_id,
-    unique_ids,
+    make_unique_ids,
 )
-from sluicemq.client.tasks import Closing, Tasks, run_each
+from sluicemq.client.tasks import CloseOnce, Tasks, run_each
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError, ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
+from sluicemq.model.addresses import DEFAULT_NAME_SERVER
 from sluicemq.model.bodies import BODY_BYTES_MAX
+from sluicemq.model.system_names import TOOLS_GROUP
 from sluicemq.model.topic import MessageQueue
-from sluicemq.net.network import SOCKETS, Network, secured
+from sluicemq.net.network import SOCKET_NETWORK, Network, with_tls
 from sluicemq.net.tls import Tls
 
 P = ParamSpec("P")
 T = TypeVar("T")
-DEFAULT_NAME_SERVER: Final = "127.0.0.1:9876"
 
 
 def default_name_servers() -> str:
@@ -105,7 +100,7 @@ def of_default(method: Callable[Concatenate[Producer, P], T]) -> Callable[Concat
     return call
 
 
-@helpful
+@with_hints
 class Sluice:
     """A client of a RocketMQ-compatible cluster, for asyncio. It belongs to the event loop that
     uses it first and to the process that made it; used in another loop, or after a fork, it raises
@@ -125,14 +120,14 @@ class Sluice:
         name_servers: str | list[str] | tuple[str, ...] | None = None,
         *,
         credentials: Credentials | tuple[str, str] | None = None,
-        producer_group: str = DEFAULT_GROUP,
+        producer_group: str = DEFAULT_PRODUCER_GROUP,
         send_timeout_ms: int = SEND_TIMEOUT_MS,
         client_id: str | None = None,
         on_moved: Callable[[OffsetMoved], None] | None = None,
         trace: bool | str = False,
         clock: Clock = SYSTEM_CLOCK,
         tls: Tls | bool | None = None,
-        network: Network = SOCKETS,
+        network: Network = SOCKET_NETWORK,
         heartbeat_thread: bool = True,
         instance: str = INSTANCE,
         offsets_directory: str | None = None,
@@ -150,7 +145,7 @@ class Sluice:
             raise ConfigurationError(
                 f"on_moved is {on_moved!r:.60}.", fix="Give a function of an OffsetMoved."
             )
-        network = secured(network, Tls.of(tls))
+        network = with_tls(network, Tls.resolve(tls))
         self.client_id: str = client_id or make_client_id(clock)
         self.cluster: Cluster = Cluster(
             name_servers or default_name_servers(),
@@ -163,7 +158,7 @@ class Sluice:
         self._keeper = HeartbeatThread(
             self.client_id,
             credentials=self.cluster.credentials,
-            on_ask=lambda *asked: self._brokers_ask.take(*asked),  # noqa: PLW0108 - made below
+            on_request=lambda *asked: self._brokers_ask.take(*asked),  # noqa: PLW0108 - made below
             connect=network.dial,
             has_thread=heartbeat_thread,
             outages=self.cluster.directory.outages,
@@ -179,22 +174,22 @@ class Sluice:
             weakref.WeakSet()
         )
         self._closed = False
-        self._closing: Closing[CloseReport] = Closing(self._hurry)
+        self._closing: CloseOnce[CloseReport] = CloseOnce(self._hurry)
         self.cluster.offset_files = OffsetFiles(
             client_id or f"{local_address()}@{instance}",
             offsets_directory,
             files,
             in_thread=heartbeat_thread,
         )
-        self.cluster.directory.on_route = self._on_route
+        self.cluster.directory.on_route_change = self._on_route
         self.cluster.on_moved = on_moved
         self.admin: Admin = Admin(self.cluster)
         self._producer_group = producer_group
         self._send_timeout_ms = send_timeout_ms
         self._trace_writer: TraceWriter | None = None
-        topic = trace_topic(trace)
+        topic = parse_trace_option(trace)
         if topic is not None:
-            self.cluster.trace = Tracing(topic, clock, unique_ids(clock).next)
+            self.cluster.trace = Tracing(topic, clock, make_unique_ids(clock).make_id)
 
     # ------------------------------------------------------------------------- sending
 
@@ -208,7 +203,9 @@ class Sluice:
         """What sends for `default_producer`."""
         return self.default_producer.sender
 
-    def producer(self, group: str = DEFAULT_GROUP, **options: Unpack[ProducerOptions]) -> Producer:
+    def producer(
+        self, group: str = DEFAULT_PRODUCER_GROUP, **options: Unpack[ProducerOptions]
+    ) -> Producer:
         """A producer of its own group and settings (`ProducerOptions`): timeout_ms, retries,
         retries_async, retry_unsafe, compress_from_bytes, delay_level_max, listener. Raises
         ConfigurationError."""
@@ -235,13 +232,15 @@ class Sluice:
         """A broker that is new in a route hears of our groups too."""
         if self._members or self._producers:
             routes = self.cluster.routes
-            self._keeper.use(routes.addresses([topic]), routes.addresses(routes.known))
+            self._keeper.update_addresses(
+                routes.broker_addresses([topic]), routes.broker_addresses(routes.routes)
+            )
 
     def _introduce(self, group: str, topic: str) -> None:
         """The brokers of a topic learn of a producer group by the next heartbeat, sent now."""
-        self._keeper.produce(group)
-        self._keeper.use(self.cluster.routes.addresses([topic]))
-        self._keeper.beat()
+        self._keeper.add_producer_group(group)
+        self._keeper.update_addresses(self.cluster.routes.broker_addresses([topic]))
+        self._keeper.send_heartbeats()
 
     send: Final = of_sender(Sender.send_message)
     send_oneway: Final = of_sender(Sender.send_oneway)
@@ -261,8 +260,8 @@ class Sluice:
         tags: str | None = None,
         where: str | None = None,
         start: Start = "first",
-        prefetch_count: int = COUNT_MAX,
-        prefetch_bytes: int = BYTES_MAX,
+        prefetch_count: int = IN_FLIGHT_COUNT_MAX,
+        prefetch_bytes: int = IN_FLIGHT_BYTES_MAX,
         ordered: bool = False,
         max_reconsume_times: int | None = None,
         retry_delay_level: int = 0,
@@ -291,7 +290,7 @@ class Sluice:
         subscription = make_subscription(
             topic, tags=tags, where=where, version=self.cluster.clock.now_ms()
         )
-        stream = MessageStream(self._members, options, checked_group(group), subscription)
+        stream = MessageStream(self._members, options, check_group_cached(group), subscription)
         self._consumers.add(stream)
         return stream
 
@@ -302,8 +301,8 @@ class Sluice:
         *,
         concurrency: int = 20,
         start: Start = "first",
-        prefetch_count: int = COUNT_MAX,
-        prefetch_bytes: int = BYTES_MAX,
+        prefetch_count: int = IN_FLIGHT_COUNT_MAX,
+        prefetch_bytes: int = IN_FLIGHT_BYTES_MAX,
         ordered: bool = False,
         max_reconsume_times: int | None = None,
         retry_delay_level: int = 0,
@@ -330,7 +329,7 @@ class Sluice:
         consumer = PushConsumer(
             self._members,
             options,
-            checked_group(group),
+            check_group_cached(group),
             handler,
             concurrency=concurrency,
             version_ms=self.cluster.clock.now_ms,
@@ -354,13 +353,15 @@ class Sluice:
         ahead of a queue) and those of `ConsumeLimits`. Raises ConfigurationError."""
         self._check_open()
         settings = ConsumeOptions(start=start, auto_commit=auto_commit, **limits)
-        consumer = LitePullConsumer(self.cluster, self._members, checked_group(group), settings)
+        consumer = LitePullConsumer(
+            self.cluster, self._members, check_group_cached(group), settings
+        )
         self._consumers.add(consumer)
         return consumer
 
     def pull_consumer(
         self,
-        group: str = READ_GROUP,
+        group: str = TOOLS_GROUP,
         *,
         on_undecodable: OnUndecodable = DELIVER,
         body_bytes_max: int = BODY_BYTES_MAX,
@@ -380,14 +381,14 @@ class Sluice:
 
     def _on_join(self) -> None:
         """Before a consumer enters a group."""
-        self.cluster.home.enter()
+        self.cluster.affinity.check_loop()
         self._check_open()
         self._tracing()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The loop that uses this client; None before its first use."""
-        return self.cluster.home.loop
+        return self.cluster.affinity.loop
 
     def member_of(self, group: str) -> Member | None:
         """This client's membership in a group. For this package."""
@@ -414,7 +415,7 @@ class Sluice:
         ends the waiting for handlers and sends: it raises CancelledError when everything is closed.
         A second call returns the same report.
         """
-        self.cluster.home.enter()
+        self.cluster.affinity.check_loop()
         return await self._closing.run(self._close)
 
     def _hurry(self) -> None:
@@ -444,7 +445,7 @@ class Sluice:
                 ),
                 self._tasks.close,
                 *([] if writer is None else [writer.close]),
-                self._keeper.end,
+                self._keeper.aclose,
                 self.cluster.close,
             ]
         )

@@ -1,23 +1,26 @@
-"""Who reads which queue: the allocation strategies of RocketMQ's clients.
+"""Decide which member of a group reads which queues: RocketMQ's allocation strategies.
 
-Every member of a group sorts the same queues and the same member ids and computes the same shares;
-nobody is asked. So all members of a group need the same strategy, and it must give what the Java
-and Go clients compute, or a queue has two readers, or none (spec/remoting.md §15).
+Every member of a group sorts the same queues and the same member ids and computes the same
+allocation, without asking anybody. So all members of a group need the same strategy, and the result
+must equal that of the Java and Go clients: otherwise a queue has two readers, or none
+(spec/remoting.md §15).
 
-    average               runs of consecutive queues; the first `queues % members` get one more
+    average               runs of consecutive queues; the first `queues % members` members get one
+                          queue more
     average_circle        queue i belongs to member i % members
-    machine_room          average over the queues whose broker is named `room@…`, for given rooms
-    machine_room_nearby   queues go to the members of their room; those of a room without members
-                          are shared among all
-    consistent_hash       the member next to the queue on a ring: few queues move when members
+    machine_room          average, but only over queues of brokers named `room@…` in given rooms
+    machine_room_nearby   queues belong to members of their room; queues of a room without members
+                          are allocated to all members
+    consistent_hash       the member next to the queue on a hash ring: few queues move when members
                           come and go
-    config                exactly the queues that were configured
+    config                exactly the configured queues
 
-On the ring stand `virtual_nodes` points of each member, at the MD5 of `<client id>-<number>`; a
-queue stands at the MD5 of its text as Java prints it; of an MD5 the first four bytes count.
+The hash ring has `virtual_nodes` points for each member, at the hash of `<client id>-<number>`. The
+position of a queue is the hash of its text as Java prints it. The hash is the first four bytes of
+the MD5.
 
-A strategy is a function (client id, sorted queues, sorted member ids) -> its queues, so a user's
-own function is one.
+A strategy is a function (client id, sorted queues, sorted member ids) -> queues of that client. So
+an application can pass a function of its own.
 """
 
 import hashlib
@@ -31,14 +34,18 @@ from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import MessageQueue, Strategy, allocate_average, allocate_circle
 
 VIRTUAL_NODES: Final = 10
+"""The number of points of a member on the hash ring, by default."""
 _ROOM_MARK: Final = "@"
 _NEARBY_MARK: Final = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class MachineRooms:
-    """Only queues of brokers named `room@…` with a room of `rooms`; the rest goes after the runs of
-    equal size, one to each of the first members."""
+    """The strategy machine_room: allocates queues of brokers named `room@…` in one of `rooms`.
+
+    Each member gets a run of equal size; the queues that are left over go to the first members, one
+    each.
+    """
 
     rooms: frozenset[str]
 
@@ -52,20 +59,25 @@ class MachineRooms:
         near = [one for one, names in parts if len(names) == 2 and names[0] in self.rooms]
         index, count = sorted(members).index(client_id), len(members)
         size, more = divmod(len(near), count)
-        own = near[index * size : (index + 1) * size]
-        return own + ([near[size * count + index]] if index < more else [])
+        assigned = near[index * size : (index + 1) * size]
+        return assigned + ([near[size * count + index]] if index < more else [])
 
 
 def room_before_dash(name: str) -> str:
-    """`hz` of the broker `hz-broker-a` or the client id `hz-10.0.0.5@77`."""
+    """Return the part of `name` before the first dash.
+
+    For the broker `hz-broker-a` or the client id `hz-10.0.0.5@77` that is `hz`.
+    """
     return name.partition(_NEARBY_MARK)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class MachineRoomNearby:
-    """`inner` within each room; queues of a room without members go by `inner` to all members.
+    """The strategy machine_room_nearby: allocates queues to members of the same room.
 
-    `broker_room` and `client_room` tell the room from a broker's name and a client id.
+    `inner` allocates the queues of each room to its members, and the queues of a room without
+    members to all members. `broker_room` and `client_room` return the room of a broker name and of
+    a client id.
     """
 
     inner: Strategy = allocate_average
@@ -79,37 +91,43 @@ class MachineRoomNearby:
             return []
         by_room: dict[str, list[MessageQueue]] = {}
         for queue in sorted(queues):
-            by_room.setdefault(_room(self.broker_room, queue.broker), []).append(queue)
+            by_room.setdefault(_find_room(self.broker_room, queue.broker), []).append(queue)
         near: dict[str, list[str]] = {}
         for member in sorted(members):
-            near.setdefault(_room(self.client_room, member), []).append(member)
-        room = _room(self.client_room, client_id)
-        own = list(self.inner(client_id, by_room.get(room, []), near[room]))
+            near.setdefault(_find_room(self.client_room, member), []).append(member)
+        room = _find_room(self.client_room, client_id)
+        assigned = list(self.inner(client_id, by_room.get(room, []), near[room]))
         for other in sorted(by_room.keys() - near.keys()):
-            own += self.inner(client_id, by_room[other], sorted(members))
-        return own
+            assigned += self.inner(client_id, by_room[other], sorted(members))
+        return assigned
 
 
-def _room(tell: Callable[[str], str], name: str) -> str:
-    room = tell(name)
+def _find_room(get_room: Callable[[str], str], name: str) -> str:
+    """Return the room of `name` by `get_room`. Raise ConfigurationError if there is none."""
+    room = get_room(name)
     if not room:
         raise ConfigurationError(
-            f"the machine room of {name!r} is not known.",
-            fix="Begin client ids and broker names with it (room-…), or give functions that tell.",
+            f"the machine room of {name!r} is unknown.",
+            fix="Begin client ids and broker names with it (room-…), or pass the functions "
+            "broker_room and client_room.",
         )
     return room
 
 
 @dataclass(frozen=True, slots=True)
 class ConsistentHash:
-    """The ring of Java's client. More `virtual_nodes` share more evenly."""
+    """The strategy consistent_hash, with the same ring as Java's client.
+
+    More `virtual_nodes` distribute the queues more evenly. Raises ConfigurationError unless there
+    are 1 to 100,000.
+    """
 
     virtual_nodes: int = VIRTUAL_NODES
 
     def __post_init__(self) -> None:
         if not 0 < self.virtual_nodes <= 100_000:
             raise ConfigurationError(
-                f"a member shall have {self.virtual_nodes} points on the ring.",
+                f"virtual_nodes must be 1 to 100,000, got {self.virtual_nodes}.",
                 fix="Use 1 to 100,000; Java's default is 10.",
             )
 
@@ -118,21 +136,24 @@ class ConsistentHash:
     ) -> list[MessageQueue]:
         if client_id not in members:
             return []
-        points, owners = _ring(tuple(sorted(members)), self.virtual_nodes)
-        own = []
+        points, owners = _make_ring(tuple(sorted(members)), self.virtual_nodes)
+        assigned = []
         for queue in sorted(queues):
             text = f"topic={queue.topic}, brokerName={queue.broker}, queueId={queue.queue_id}"
-            index = bisect_left(points, ring_position(f"MessageQueue [{text}]"))
+            index = bisect_left(points, hash_to_ring(f"MessageQueue [{text}]"))
             if owners[index % len(points)] == client_id:
-                own.append(queue)
-        return own
+                assigned.append(queue)
+        return assigned
 
 
 @lru_cache(maxsize=8)
-def _ring(members: tuple[str, ...], virtual_nodes: int) -> tuple[list[int], list[str]]:
-    """Points in rising order and who stands there; of two at one point the later member."""
+def _make_ring(members: tuple[str, ...], virtual_nodes: int) -> tuple[list[int], list[str]]:
+    """Return the points of the ring in ascending order, and the member at each point.
+
+    If two members have the same point, it belongs to the one that sorts later.
+    """
     ring = {
-        ring_position(f"{member}-{number}"): member
+        hash_to_ring(f"{member}-{number}"): member
         for member in members
         for number in range(virtual_nodes)
     }
@@ -140,16 +161,18 @@ def _ring(members: tuple[str, ...], virtual_nodes: int) -> tuple[list[int], list
     return points, [ring[point] for point in points]
 
 
-def ring_position(text: str) -> int:
-    """Where a text stands on the ring: 0 to 2**32 - 1."""
+def hash_to_ring(text: str) -> int:
+    """Return the position of a text on the ring: 0 to 2**32 - 1."""
     digest = hashlib.md5(text.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:4], "big")
 
 
 @dataclass(frozen=True, slots=True)
-class Configured:
-    """Exactly these queues, whoever else is there: the program sees to it that every queue is
-    configured at one member."""
+class ConfiguredQueues:
+    """The strategy config: allocates exactly these queues, whatever the other members do.
+
+    The application must configure every queue at one member.
+    """
 
     queues: frozenset[MessageQueue]
 
@@ -160,7 +183,7 @@ class Configured:
         return [queue for queue in sorted(queues) if queue in self.queues]
 
 
-_MAKERS: Final[dict[str, Callable[..., Strategy]]] = {
+_STRATEGY_FACTORIES: Final[dict[str, Callable[..., Strategy]]] = {
     "average": lambda: allocate_average,
     "average_circle": lambda: allocate_circle,
     "consistent_hash": ConsistentHash,
@@ -168,7 +191,7 @@ _MAKERS: Final[dict[str, Callable[..., Strategy]]] = {
     "machine_room": lambda rooms: MachineRooms(
         frozenset([rooms] if isinstance(rooms, str) else rooms)
     ),
-    "config": lambda queues: Configured(frozenset(queues)),
+    "config": lambda queues: ConfiguredQueues(frozenset(queues)),
 }
 _JAVA_NAMES: Final = {
     "AVG": "average",
@@ -178,11 +201,11 @@ _JAVA_NAMES: Final = {
     "MACHINE_ROOM": "machine_room",
     "CONFIG": "config",
 }
-STRATEGY_NAMES: Final = tuple(sorted(_MAKERS))
+STRATEGY_NAMES: Final = tuple(sorted(_STRATEGY_FACTORIES))
 
 
 class StrategySettings(TypedDict, total=False):
-    """What a strategy may be told: each has its own."""
+    """The settings of all strategies. Each strategy has its own; see `strategy`."""
 
     virtual_nodes: int
     rooms: str | Iterable[str]
@@ -193,50 +216,54 @@ class StrategySettings(TypedDict, total=False):
 
 
 def strategy(choice: str | Strategy, **settings: Unpack[StrategySettings]) -> Strategy:
-    """A strategy by name with its settings, or a function as it is.
+    """Return the strategy called `choice`, with its settings. A function is returned unchanged.
 
-    Settings: `virtual_nodes` of consistent_hash, `rooms` of machine_room, `queues` of config,
-    `inner`, `broker_room` and `client_room` of machine_room_nearby. Raises ConfigurationError.
+    Names are those of the module docstring or Java's (AVG, AVG_BY_CIRCLE …). Settings:
+    `virtual_nodes` of consistent_hash, `rooms` of machine_room, `queues` of config, `inner`,
+    `broker_room` and `client_room` of machine_room_nearby. Raises ConfigurationError for an unknown
+    name and for settings that do not fit.
 
     >>> strategy("machine_room", rooms=["hz"])
     MachineRooms(rooms=frozenset({'hz'}))
     """
     if callable(choice):
         return choice
-    maker = _MAKERS.get(_JAVA_NAMES.get(choice, choice))
+    maker = _STRATEGY_FACTORIES.get(_JAVA_NAMES.get(choice, choice))
     if maker is None:
         raise ConfigurationError(
-            f"there is no allocation strategy {choice!r:.60}.",
+            f"the allocation strategy {choice!r:.60} does not exist.",
             fix=f"Use {', '.join(STRATEGY_NAMES)}, or a function.",
         )
     try:
         return maker(**settings)
     except TypeError:
         raise ConfigurationError(
-            f"the allocation strategy {choice!r} cannot be made with "
+            f"the allocation strategy {choice!r} does not accept the settings: "
             f"{', '.join(sorted(settings)) or 'none'}.",
-            fix="machine_room wants rooms=, config wants queues=, consistent_hash takes "
-            "virtual_nodes=, machine_room_nearby takes inner=, broker_room=, client_room=.",
+            fix="Pass rooms= to machine_room, queues= to config; optionally virtual_nodes= to "
+            "consistent_hash, and inner=, broker_room=, client_room= to machine_room_nearby.",
         ) from None
 
 
 def allocate(
-    chosen: Strategy,
+    allocation: Strategy,
     client_id: str,
     queues: Sequence[MessageQueue],
     members: Sequence[str],
     group: str = "",
 ) -> list[MessageQueue]:
-    """What the strategy gives of these queues, sorted; a queue that is none of them is left out.
+    """Return the queues that a strategy allocates to a client, sorted.
 
-    Both are sorted before it is asked, so that a user's function sees what every member sees.
-    Raises ConfigurationError when that function fails.
+    The strategy receives sorted queues and members, so that all members compute from the same
+    input. Results that are not in `queues` are left out. `group` is named in errors. Raises
+    ConfigurationError if the strategy raises an exception.
     """
     try:
-        own = chosen(client_id, sorted(queues), sorted(members))
+        assigned = allocation(client_id, sorted(queues), sorted(members))
     except Exception as error:
         raise ConfigurationError(
             f"the allocation strategy of {group!r} failed: {error!r}.",
-            fix="It gets the client id, sorted queues and sorted members, and returns queues.",
+            fix="Use a function that takes the client id, sorted queues and sorted members, and "
+            "returns queues.",
         ) from error
-    return sorted(set(own) & set(queues))
+    return sorted(set(assigned) & set(queues))

@@ -1,34 +1,31 @@
-"""A consumer: what is in flight, what it did lately, its options, retries and subscriptions.
+"""Decide what a consumer does: in-flight messages, statistics, options, retries, subscriptions.
 
-`InFlight` is what was handed out of one queue and not yet acknowledged, and the offset that may be
-committed. Offsets of a queue come in rising order and are acknowledged in any order. The committed
-offset is the lowest one that is not acknowledged, or the position after the last one seen when
-there is none: so a restart repeats messages and never skips one. Messages that the client itself
-drops (a tag hash collision) never enter: the position passes them.
+`InFlight` keeps the messages of one queue that were handed out and not yet acknowledged, and the
+offset that may be committed. Messages of a queue come in ascending order and are acknowledged in
+any order. The committed offset is the lowest unacknowledged one or, if there is none, the one after
+the last message seen. So a restart repeats messages and never skips one. Messages that the client
+drops itself (a collision of tag hashes) are not in flight: the position moves past them.
 
     seen:   10 11 12 13 | position 14
     acked:  10    12
     commit: 11
 
-`Counts` is what a consumer did lately, topic by topic: the status table of 307. It is kept for the
-last `WINDOW_S` seconds, in cells of one second each; the failures of the last hour in cells of a
-minute. Times come in as arguments.
+`TopicConsumeStats` counts what a consumer did recently, topic by topic; GET_CONSUMER_RUNNING_INFO
+(307) reports it. The counts of the last `RATE_WINDOW_S` seconds are kept in cells of one second
+each, the failures of the last hour in cells of one minute. The caller passes the time.
 
-A message that a handler could not handle: how often it has come, and the copy that comes again.
+`RetryRules` and `make_retry_message` are for messages that a handler could not process. Normally
+the broker makes the copy that is delivered again (CONSUMER_SEND_MSG_BACK, 36). If that fails, the
+client sends it: an ordinary message to %RETRY%group with the properties that the broker would have
+written, such as the original topic and message id, the number of retries and the delay level
+(spec/remoting.md §17). An ordered consumer always sends its dead letters that way. Retries of a
+message that was read from a %DLQ% topic are counted from zero, as brokers do.
 
-Usually the broker makes the copy (36). When that fails the client sends it by itself, as an
-ordinary message to %RETRY%group with what the broker would have written: where it was first read
-and first lay, how often it has come, the delay level (spec/remoting.md §17). An orderly consumer
-always goes that way when it gives up: the broker makes a dead letter of it.
-
-A message that was read from a %DLQ% topic is counted from the beginning, as the broker does.
-
-One group, one expression for each topic: conflicts are found before they lose messages.
-
-RocketMQ keeps one subscription for a (group, topic); two members with different expressions
-overwrite each other silently and messages are lost (spec/filter.md §2). Inside one process we can
-see both, so the second one is refused with both expressions in the error, but where the brokers
-serve two clients that want different things: a client of its own is a member of its own.
+`SubscriptionRegistry` finds conflicting subscriptions before they lose messages. RocketMQ keeps one
+subscription for each group and topic: if two members have different expressions, they overwrite
+each other silently and messages are lost (spec/filter.md §2). Within one process the client knows
+both, so it refuses the second one. Brokers with lanes serve clients with different subscriptions;
+they only require that one client has one expression for a topic.
 """
 
 import itertools
@@ -40,7 +37,7 @@ from datetime import datetime
 from typing import Final, Literal, TypedDict
 
 from sluicemq.client.core.balance import strategy
-from sluicemq.client.core.messages import Outgoing
+from sluicemq.client.core.messages import OutgoingMessage
 from sluicemq.client.core.names import check_number, check_topic
 from sluicemq.errors import ConfigurationError, SubscriptionConflictError
 from sluicemq.filter.check import check_subscription
@@ -60,16 +57,20 @@ from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue, Strategy
 from sluicemq.wire.bodies import FROM_FIRST_OFFSET, FROM_LAST_OFFSET, FROM_TIMESTAMP, TopicRates
 
-COUNT_MAX: Final = 1000
+IN_FLIGHT_COUNT_MAX: Final = 1000
 """Messages of one queue in flight before pulling pauses (RocketMQ's pullThresholdForQueue)."""
 PULL_COUNT: Final = 256
-"""Messages of one request: a RocketMQ broker gives 32 of them, ours what goes into 256 KiB."""
-BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of one queue in flight before pulling pauses (RocketMQ allows 100 MiB)."""
+"""Messages that one pull asks for. A RocketMQ broker returns up to 32, SluiceMQ up to 256 KiB."""
+IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bytes of one queue in flight before pulling pauses (100 MiB in RocketMQ)."""
 
 
 class InFlight:
-    """One queue, from `position` on. `count` and `size_bytes` are what is not acknowledged."""
+    """The messages of one queue that were handed out and are not acknowledged.
+
+    `position` is the offset of the next message that has not been seen. `size_bytes` is the size of
+    the messages in flight.
+    """
 
     __slots__ = ("_sizes", "position", "size_bytes")
 
@@ -77,11 +78,14 @@ class InFlight:
         self.position: int = position
         self.size_bytes: int = 0
         self._sizes: dict[int, int] = {}
-        """By offset, in rising order."""
+        """Maps offset to size in bytes, in ascending order of offsets."""
 
     def add(self, taken: Iterable[tuple[int, int]], position: int) -> None:
-        """Messages were taken from the queue, (offset, bytes) in rising order, and everything below
-        `position` has been seen."""
+        """Add messages that were taken from the queue, and move the position.
+
+        `taken` are pairs (offset, size in bytes) in ascending order of offsets. Everything below
+        `position` has been seen, including messages that were dropped.
+        """
         sizes = self._sizes
         last = next(reversed(sizes), -1)
         for offset, size_bytes in taken:
@@ -91,16 +95,19 @@ class InFlight:
         self.position = max(self.position, position)
 
     def ack(self, offset: int) -> bool:
-        """Acknowledges one message; False when it was not in flight (acknowledged before)."""
+        """Acknowledge the message at `offset`. Return False if it was not in flight."""
         size = self._sizes.pop(offset, None)
         if size is None:
             return False
         self.size_bytes -= size
         return True
 
-    def back(self, waiting: Collection[int]) -> set[int]:
-        """Goes back before the messages at the end that nobody was given yet (`waiting`), as if
-        they had never been seen. Returns them."""
+    def rewind(self, waiting: Collection[int]) -> set[int]:
+        """Remove the last messages as if they had never been seen, and return their offsets.
+
+        Only messages at the end whose offsets are all in `waiting`, which no handler has started,
+        are removed. The position moves back to the lowest of them.
+        """
         gone: set[int] = set()
         for offset in reversed(self._sizes):
             if offset not in waiting:
@@ -113,221 +120,265 @@ class InFlight:
 
     @property
     def count(self) -> int:
-        """So many are not acknowledged."""
+        """The number of messages in flight."""
         return len(self._sizes)
 
     @property
     def committable(self) -> int:
-        """The lowest offset not acknowledged, or the position when all are."""
+        """The offset to commit: the lowest one in flight, or the position if there is none."""
         return next(iter(self._sizes), self.position)
 
     @property
     def span(self) -> int:
-        """From the lowest unacknowledged offset to the position."""
+        """The number of offsets from the lowest one in flight to the position."""
         return self.position - self.committable
 
     @property
     def spread(self) -> int:
-        """From the lowest unacknowledged offset to the highest offset taken since: what a crash
-        would repeat, at most."""
+        """The difference between the highest and the lowest offset in flight.
+
+        A crash repeats at most that many acknowledged messages.
+        """
         sizes = self._sizes
         return next(reversed(sizes)) - next(iter(sizes)) if sizes else 0
 
     def has_room(
         self,
-        count_max: int = COUNT_MAX,
-        bytes_max: int = BYTES_MAX,
+        count_max: int = IN_FLIGHT_COUNT_MAX,
+        bytes_max: int = IN_FLIGHT_BYTES_MAX,
         span_max: int | None = None,
     ) -> bool:
-        """Whether more may be pulled."""
+        """Return whether more messages may be pulled: every limit is met.
+
+        `span_max` limits `spread`; None means no limit.
+        """
         is_narrow = span_max is None or self.spread <= span_max
         return len(self._sizes) < count_max and self.size_bytes < bytes_max and is_narrow
 
 
-WINDOW_S: Final = 60
-_HOUR_CELLS: Final = 60
+RATE_WINDOW_S: Final = 60
+"""The time in seconds over which rates are calculated."""
+_FAILURE_CELLS: Final = 60
 
 
-class Counts:
-    """One group's doings with one topic."""
+class TopicConsumeStats:
+    """What one group did with one topic, as counts over time. Times are monotonic seconds.
+
+    `last_consume_s` is the time of the last acknowledgement, 0 before the first one.
+    """
 
     __slots__ = (
-        "_cell", "_cell_end_s", "_cells", "_failed", "_undecodable", "last_consume_s",
-        "last_undecodable", "undecodable",
-    )  # fmt: skip
+        "_cell",
+        "_cell_end_s",
+        "_cells",
+        "_failure_cells",
+        "_undecodable_counter",
+        "last_consume_s",
+        "last_undecodable_error",
+        "undecodable_count",
+    )
 
     def __init__(self) -> None:
-        self._undecodable = itertools.count(1)
-        self.undecodable: int = 0
-        """Messages whose body could not be decoded, since the consumer started."""
-        self.last_undecodable: str = ""
-        """What was wrong with the newest of them."""
+        self._undecodable_counter = itertools.count(1)
+        self.undecodable_count: int = 0
+        """The number of messages whose body could not be decoded, since the consumer started."""
+        self.last_undecodable_error: str = ""
+        """The error of the newest message whose body could not be decoded."""
         self._cells: deque[list[float]] = deque()
         self._cell: list[float] = []
         self._cell_end_s = 0.0
-        self._failed: deque[list[float]] = deque()
+        self._failure_cells: deque[list[float]] = deque()
         self.last_consume_s: float = 0.0
 
-    def _next_cell(self, now_s: float) -> None:
+    def _start_cell(self, now_s: float) -> None:
+        """Start the cell of the current second and drop cells that are older than the window."""
         second = int(now_s)
         self._cell = [second, 0, 0, 0, 0.0]
         self._cell_end_s = second + 1.0
         self._cells.append(self._cell)
-        while self._cells[0][0] <= second - WINDOW_S:
+        while self._cells[0][0] <= second - RATE_WINDOW_S:
             self._cells.popleft()
 
-    def pulled(self, now_s: float, count: int) -> None:
-        """A pull has brought so many messages."""
+    def record_pull(self, now_s: float, count: int) -> None:
+        """Count the messages of one pull."""
         if now_s >= self._cell_end_s:
-            self._next_cell(now_s)
+            self._start_cell(now_s)
         self._cell[1] += count
 
-    def done(self, now_s: float, took_s: float, count: int = 1) -> None:
-        """So many messages were acknowledged, so long (all in all) after the application got them.
-        HOT."""
+    def record_acks(self, now_s: float, took_s: float, count: int = 1) -> None:
+        """Count acknowledged messages; `took_s` is the sum of the times since they were handed out.
+
+        HOT.
+        """
         if now_s >= self._cell_end_s:
-            self._next_cell(now_s)
+            self._start_cell(now_s)
         cell = self._cell
         cell[2] += count
         cell[4] += took_s
         self.last_consume_s = now_s
 
-    def failed(self, now_s: float, took_s: float) -> None:
-        """A message was given back."""
+    def record_failure(self, now_s: float, took_s: float) -> None:
+        """Count a message that was rejected `took_s` seconds after it was handed out."""
         if now_s >= self._cell_end_s:
-            self._next_cell(now_s)
+            self._start_cell(now_s)
         cell = self._cell
         cell[3] += 1
         cell[4] += took_s
         minute = int(now_s // 60)
-        if not self._failed or self._failed[-1][0] != minute:
-            self._failed.append([minute, 0])
-        self._failed[-1][1] += 1
-        while self._failed[0][0] <= minute - _HOUR_CELLS:
-            self._failed.popleft()
+        if not self._failure_cells or self._failure_cells[-1][0] != minute:
+            self._failure_cells.append([minute, 0])
+        self._failure_cells[-1][1] += 1
+        while self._failure_cells[0][0] <= minute - _FAILURE_CELLS:
+            self._failure_cells.popleft()
 
-    def cannot_decode(self, what: str) -> int:
-        """Count a message whose body could not be decoded, and return how many there were. May be
-        called from any thread."""
-        self.undecodable = next(self._undecodable)
-        self.last_undecodable = what
-        return self.undecodable
+    def record_undecodable(self, what: str) -> int:
+        """Count a message whose body could not be decoded, and return the new count.
+
+        `what` is the error. May be called from any thread.
+        """
+        self.undecodable_count = next(self._undecodable_counter)
+        self.last_undecodable_error = what
+        return self.undecodable_count
 
     def rates(self, now_s: float) -> TopicRates:
-        """Over the window. Callable from another thread: it works on copies."""
-        first = int(now_s) - WINDOW_S
+        """Return the rates over the window. May be called from any thread: it works on copies."""
+        first = int(now_s) - RATE_WINDOW_S
         cells = [tuple(cell) for cell in tuple(self._cells) if cell[0] > first]
         pulled = sum(cell[1] for cell in cells)
         done, failed = sum(cell[2] for cell in cells), sum(cell[3] for cell in cells)
-        first_minute = int(now_s // 60) - _HOUR_CELLS
-        failures = sum(cell[1] for cell in tuple(self._failed) if cell[0] > first_minute)
+        first_minute = int(now_s // 60) - _FAILURE_CELLS
+        failures = sum(cell[1] for cell in tuple(self._failure_cells) if cell[0] > first_minute)
         return TopicRates(
-            pulls_per_second=pulled / WINDOW_S,
+            pulls_per_second=pulled / RATE_WINDOW_S,
             consume_ms=(
                 1000 * sum(cell[4] for cell in cells) / (done + failed) if done + failed else 0.0
             ),
-            done_per_second=done / WINDOW_S,
-            failed_per_second=failed / WINDOW_S,
+            done_per_second=done / RATE_WINDOW_S,
+            failed_per_second=failed / RATE_WINDOW_S,
             failures=int(failures),
         )
 
 
-LEVEL_FIRST: Final = 3
-LEVEL_DEAD: Final = -1
-"""A delay level that says: never again, dead letters."""
-ORDERED_TIMES_MAX: Final = 2**31 - 1
-INNER_GROUP: Final = "CLIENT_INNER_PRODUCER"
-_LEFT_OUT: Final = frozenset({DELAY, WAIT, TRAN_MSG, *TIMER_PROPERTIES})
+FIRST_RETRY_LEVEL: Final = 3
+"""The delay level of the first retry: 10 s with the default levels.
+
+Each retry has the next level.
+"""
+DEAD_LETTER_LEVEL: Final = -1
+"""The delay level of a message that becomes a dead letter without further retries."""
+ORDERED_RETRIES_MAX: Final = 2**31 - 1
+_DROPPED_PROPERTIES: Final = frozenset({DELAY, WAIT, TRAN_MSG, *TIMER_PROPERTIES})
 
 
 @dataclass(frozen=True, slots=True)
 class RetryRules:
-    """How a group treats failures.
+    """How a group retries messages that its handler could not process.
 
-    `times_max` retries, then dead letters; None leaves it to the group's settings at the broker
-    (16), for an ordered group it means no end. `level` is the delay of each retry: 0 the ladder
-    10 s, 30 s … 2 h, n a level of the broker, -1 dead letters at once. `suspend_s` is how long an
-    ordered queue rests after a failure.
+    - `retries_max`: the number of retries before a message becomes a dead letter. None leaves that
+      to the group's configuration at the broker (16), and means no limit for an ordered group.
+    - `delay_level`: the delay of each retry. 0 means increasing delays (10 s, 30 s … 2 h), 1 or
+      more a level of the broker, -1 a dead letter without retries.
+    - `suspend_s`: how many seconds an ordered queue pauses after a failure.
     """
 
-    times_max: int | None = None
-    level: int = 0
+    retries_max: int | None = None
+    delay_level: int = 0
     suspend_s: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.times_max is not None:
-            check_number("max_reconsume_times", self.times_max, 0, ORDERED_TIMES_MAX)
-        if not isinstance(self.level, int) or self.level < LEVEL_DEAD:
+        if self.retries_max is not None:
+            check_number("max_reconsume_times", self.retries_max, 0, ORDERED_RETRIES_MAX)
+        if not isinstance(self.delay_level, int) or self.delay_level < DEAD_LETTER_LEVEL:
             raise ConfigurationError(
-                f"the delay level is {self.level!r:.60}.",
-                fix="Use 0 (the ladder), a level of the broker (1 to 18), or -1 (dead letters).",
+                f"the delay level cannot be {self.delay_level!r:.60}.",
+                fix="Use 0 (increasing delays), a level of the broker (1 to 18), or -1 (dead "
+                "letters).",
             )
         check_number("suspend_s", self.suspend_s, 0.01, 30, whole=False)
 
 
-def times_so_far(record: StoredMessage) -> int:
-    """How often the group has got the message again."""
+def retry_count(record: StoredMessage) -> int:
+    """Return how many times the group has received the message again."""
     return 0 if record.topic.startswith(DLQ_PREFIX) else record.reconsume_times
 
 
-def first_topic(record: StoredMessage) -> str:
-    """The topic that the handler sees: the one it subscribed to, also after a retry."""
+def original_topic(record: StoredMessage) -> str:
+    """Return the topic that the handler sees: the subscribed one, even for a retry."""
     if record.topic.startswith(RETRY_PREFIX):
         return record.properties.get(RETRY_TOPIC) or record.topic
     return record.topic
 
 
-def retry_copy(
+def make_retry_message(
     record: StoredMessage, group: str, times: int, level: int, times_max: int | None
-) -> Outgoing:
-    """Return the message to %RETRY%group; `times` is how often it has come again so far. Its body
-    stays as it is stored, so one that this client cannot decode reaches a client that can."""
-    properties = {name: v for name, v in record.properties.items() if name not in _LEFT_OUT}
+) -> OutgoingMessage:
+    """Return the message to send to %RETRY%group, so that `record` is delivered again later.
+
+    `times` is the number of retries so far, `level` the delay level (see `RetryRules`), and
+    `times_max` the maximum number of retries, None for the group's configuration. The body stays as
+    it is stored, so a body that this client cannot decode reaches a client that can.
+    """
+    properties = {
+        name: v for name, v in record.properties.items() if name not in _DROPPED_PROPERTIES
+    }
     forget_origin(properties, record.topic, group)
     if record.topic.startswith(DLQ_PREFIX):
         properties[RETRY_TOPIC] = record.topic
     properties.setdefault(RETRY_TOPIC, record.topic)
     properties.setdefault(ORIGIN_MESSAGE_ID, record.offset_message_id)
-    properties[DELAY] = str(level if level > 0 else LEVEL_FIRST + times)
+    properties[DELAY] = str(level if level > 0 else FIRST_RETRY_LEVEL + times)
     text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
-    return Outgoing(
-        RETRY_PREFIX + group, record.raw_body, text, record.message_id,
-        record.sys_flag & COMPRESSION_BITS, record.flag, True,
-        times + 1, 0 if level < 0 else times_max,
-    )  # fmt: skip
+    return OutgoingMessage(
+        topic=RETRY_PREFIX + group,
+        body=record.raw_body,
+        properties=text,
+        message_id=record.message_id,
+        sys_flag=record.sys_flag & COMPRESSION_BITS,
+        flag=record.flag,
+        wait_store_ok=True,
+        reconsume_times=times + 1,
+        reconsume_times_max=0 if level < 0 else times_max,
+    )
 
 
 Start = Literal["first", "last"] | int | datetime
-"""Where a group without a committed offset begins: all that is stored, only what comes, or a time
-(milliseconds since 1970, or a datetime)."""
+"""Where a group without a committed offset begins.
+
+"first" means all stored messages, "last" only new ones. A time means messages stored since then, as
+a datetime or in milliseconds since 1970.
+"""
 
 SUSPEND_TIMEOUT_MS: Final = 15_000
-ANSWER_TIMEOUT_S: Final = 15.0
-"""After the end of a long poll."""
+LONG_POLL_GRACE_S: Final = 15.0
+"""The seconds to wait for a response after the broker should have ended a long poll."""
 COMMIT_PERIOD_MIN_S: Final = 0.01
 
 
 OnUndecodable = Literal["deliver", "raise", "dead_letter"]
 """What becomes of a message whose body cannot be decoded.
 
-"deliver": the application gets it like any other; `raw_body` and `body_error` can be read, and
-reading `body` raises UndecodableBodyError. A handler that fails on it is retried as usual.
-"raise": the call that would hand it out raises the error instead, after the messages before it were
-handed out; a consumer with a handler ends. The message stays unacknowledged, so each later call and
-each restart meet it again.
-"dead_letter": it goes to the group's dead letters, unchanged and without retries, and the
+"deliver": the application receives it like any other. `raw_body` and `body_error` can be read;
+reading `body` raises UndecodableBodyError. If the handler fails, the message is retried as usual.
+
+"raise": the call that would return the message raises the error instead, after the messages before
+it were returned; a consumer with a handler stops. The message stays unacknowledged, so each later
+call and each restart fails again.
+
+"dead_letter": the message goes to the group's dead letters, unchanged and without retries, and the
 application does not see it. Broadcasting groups have no dead letters.
 """
 UNDECODABLE_NOTE: Final = "undecodable."
-"""What a consumer says of undecodable messages in its running information (307): a note of this
-name and the topic."""
+"""The prefix of entries about undecodable messages in a consumer's running information (307).
+
+The topic follows.
+"""
 DELIVER: Final = "deliver"
 RAISE: Final = "raise"
 DEAD_LETTER: Final = "dead_letter"
 
 
 def check_undecodable(on_undecodable: object, body_bytes_max: object) -> None:
-    """Raise ConfigurationError unless these are values of the two options of that name."""
+    """Raise ConfigurationError if `on_undecodable` or `body_bytes_max` is not a valid option."""
     if on_undecodable not in (DELIVER, RAISE, DEAD_LETTER):
         raise ConfigurationError(
             f"on_undecodable must be 'deliver', 'raise' or 'dead_letter', got {on_undecodable!r}.",
@@ -337,19 +388,24 @@ def check_undecodable(on_undecodable: object, body_bytes_max: object) -> None:
 
 
 class ConsumeLimits(TypedDict, total=False):
-    """What every kind of consumer takes by name besides; in brackets what holds without it.
+    """Keyword options that all kinds of consumers accept; the defaults are in parentheses.
 
-    `pull_count` (32): messages a request. `commit_period_s` (5): how often offsets are committed,
-    `balance_period_s` (20): how often it is looked who reads which queue; seconds. `span_max`
-    (None): offsets between the first and the last unacknowledged message of a queue.
-    `topic_count_max`, `topic_bytes_max` (None): unacknowledged messages and bytes of a topic,
-    shared out among its queues. `allocate` ("average"): who reads which queue: "average",
-    "average_circle" or another strategy, the same for all members.
-    `broadcast` (False): every member reads everything and keeps its offsets here.
-    `young_from_first` (False): RocketMQ's rule for groups without an offset on young queues.
-    `on_undecodable` ("deliver"): what becomes of a message whose body cannot be decoded, see
-    `OnUndecodable`. `body_bytes_max` (64 MiB): a compressed body that grows beyond it is
-    undecodable.
+    - `pull_count` (256): the number of messages that one request asks for.
+    - `commit_period_s` (5): the interval in seconds between commits of offsets.
+    - `balance_period_s` (20): the interval in seconds between rebalances.
+    - `span_max` (None): the maximum difference between the first and the last unacknowledged offset
+      of a queue. None means no limit.
+    - `topic_count_max`, `topic_bytes_max` (None): the maximum number and size of the unacknowledged
+      messages of a topic. Its queues share them evenly. None means no limit.
+    - `allocate` ("average"): the strategy that assigns queues to members: "average",
+      "average_circle" or another one of `core.balance`. All members must use the same.
+    - `broadcast` (False): every member receives all messages and keeps its offsets in a local file.
+    - `young_from_first` (False): RocketMQ's rule for groups without an offset on queues that have
+      lost no message yet; see `ConsumeOptions`.
+    - `on_undecodable` ("deliver"): what becomes of a message whose body cannot be decoded; see
+      `OnUndecodable`.
+    - `body_bytes_max` (64 MiB): a compressed body that is larger after decompression is
+      undecodable.
     """
 
     pull_count: int
@@ -366,8 +422,10 @@ class ConsumeLimits(TypedDict, total=False):
 
 
 class ConsumeRules(ConsumeLimits, total=False):
-    """And what a stream and a handler take: how far they fetch ahead (`prefetch_count` messages
-    (1,000) and `prefetch_bytes` (64 MiB) of a queue), and what becomes of a failure (`RetryRules`).
+    """Options of a stream and of a consumer with a handler, in addition to `ConsumeLimits`.
+
+    A consumer prefetches up to `prefetch_count` messages (1,000) and `prefetch_bytes` (64 MiB) of a
+    queue. The other options are those of `RetryRules`.
     """
 
     prefetch_count: int
@@ -378,8 +436,10 @@ class ConsumeRules(ConsumeLimits, total=False):
 
 
 class LitePullLimits(ConsumeLimits, total=False):
-    """And those of a consumer that is polled: how many messages (1,000) and bytes (64 MiB) of a
-    queue it fetches ahead."""
+    """Options of a consumer that is polled, in addition to `ConsumeLimits`.
+
+    It prefetches up to `count_max` messages (1,000) and `bytes_max` bytes (64 MiB) of a queue.
+    """
 
     count_max: int
     bytes_max: int
@@ -387,25 +447,22 @@ class LitePullLimits(ConsumeLimits, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ConsumeOptions:
-    """How a group consumes. Counts and bytes are limits a queue, of what is not acknowledged.
+    """How a group consumes. Counts and bytes limit the unacknowledged messages of one queue.
 
-    `start` only matters for queues without a committed offset that are there when the consumer
-    starts; a queue that appears later, and a topic that is deleted and created again, are read from
-    their first message, so that nothing is skipped.
-    `ordered`: one message of a queue at a time, under a lock at its broker.
+    `start` only applies to queues without a committed offset that exist when the consumer starts. A
+    queue that appears later, and a topic that is deleted and created again, are read from their
+    first message, so that none is skipped. With `ordered`, one message of a queue is processed at a
+    time, under a queue lock at its broker. With `young_from_first`, a group without an offset
+    begins at the first message, whatever `start` says, while its broker still has the whole queue
+    in memory.
 
-    `span_max`: offsets between the first and the last unacknowledged message of a queue (None: any
-    number; an ordered group has no such limit). `topic_count_max` and `topic_bytes_max` are shared
-    out evenly among the queues of a topic that are read here. `allocate`: who reads which queue
-    (`core.balance`), the same for all members. `broadcast`: every member reads all queues, keeps
-    its offsets in a file here, and what fails is dropped. `young_from_first`: RocketMQ's rule that
-    a group without an offset begins at the first message, whatever `start` says, while its broker
-    still has the whole queue at hand. `on_undecodable` and `body_bytes_max`: see `ConsumeLimits`.
+    The other fields are described at `ConsumeLimits`. An ordered group ignores `span_max`. A
+    message that a broadcasting group cannot process is dropped.
     """
 
     start: Start = "first"
-    count_max: int = COUNT_MAX
-    bytes_max: int = BYTES_MAX
+    count_max: int = IN_FLIGHT_COUNT_MAX
+    bytes_max: int = IN_FLIGHT_BYTES_MAX
     pull_count: int = PULL_COUNT
     commit_period_s: float = 5.0
     balance_period_s: float = 20.0
@@ -440,31 +497,35 @@ class ConsumeOptions:
             check_number(name, getattr(self, name), COMMIT_PERIOD_MIN_S, whole=False)
         if self.start not in ("first", "last") and not isinstance(self.start, int | datetime):
             raise ConfigurationError(
-                f"start is {self.start!r}.",
+                f"start cannot be {self.start!r}.",
                 fix="Use 'first', 'last', milliseconds since 1970, or a datetime.",
             )
 
     @property
     def start_ms(self) -> int | None:
-        """The start as milliseconds when it is a time."""
+        """The start in milliseconds since 1970 if it is a time, else None."""
         if isinstance(self.start, datetime):
             return int(self.start.timestamp() * 1000)
         return self.start if isinstance(self.start, int) else None
 
     @property
     def consume_from(self) -> str:
-        """As heartbeats name it; the broker only shows it."""
+        """The start as heartbeats name it. The broker only displays it."""
         if self.start == "first":
             return FROM_FIRST_OFFSET
         return FROM_LAST_OFFSET if self.start == "last" else FROM_TIMESTAMP
 
     @property
     def strategy(self) -> Strategy:
-        """The function behind `allocate`."""
+        """The function that `allocate` names."""
         return strategy(self.allocate)
 
-    def limits(self, queue_count: int) -> tuple[int, int]:
-        """Messages and bytes of one queue, when so many of its topic are read here."""
+    def queue_limits(self, queue_count: int) -> tuple[int, int]:
+        """Return the maximum number of messages and bytes in flight of one queue.
+
+        `queue_count` is the number of queues of the topic that this member reads: they share the
+        limits of the topic.
+        """
         count, size = self.topic_count_max, self.topic_bytes_max
         share = max(1, queue_count)
         return (
@@ -475,10 +536,11 @@ class ConsumeOptions:
 
 @dataclass(frozen=True, slots=True)
 class OffsetMoved:
-    """The broker sent a group to another place of a queue: from offset `old` to `new`.
+    """A broker moved a group to another offset of a queue, from `old` to `new`.
 
-    `lost` messages between were deleted by retention before the group had read them; it is 0 when
-    the offset was reset, lay behind the queue's end, or the topic was deleted and created again.
+    Retention deleted `lost` messages between these offsets before the group had read them. It is 0
+    if the offset was reset, was behind the end of the queue, or if the topic was deleted and
+    created again.
     """
 
     group: str
@@ -488,14 +550,19 @@ class OffsetMoved:
     lost: int
 
 
-def retry_delay_s(attempt: int) -> float:
-    """How long a message that could not be sent back waits here, after its `attempt`-th failure
-    (from 1): 1 s, 2 s … 60 s."""
+def local_retry_delay_s(attempt: int) -> float:
+    """Return how many seconds a message waits in this client when it could not be sent back.
+
+    `attempt` counts its failures from 1. The delays are 1 s, 2 s, 4 s … 60 s.
+    """
     return min(60.0, float(1 << min(attempt - 1, 6)))
 
 
-def pause_s(failures: int) -> float:
-    """How long a reader waits after `failures` failed pulls in a row: 0.2 s … 5 s."""
+def pull_pause_s(failures: int) -> float:
+    """Return how many seconds a reader pauses after `failures` failed pulls in a row.
+
+    The pauses are 0.2 s, 0.4 s … 5 s.
+    """
     return min(5.0, 0.1 * float(1 << min(failures, 6)))
 
 
@@ -505,21 +572,23 @@ _log = logging.getLogger("sluicemq.client")
 def make_subscription(
     topic: str, *, tags: str | None = None, where: str | None = None, version: int = 0
 ) -> Subscription:
-    """`tags` ("A||B") or `where` (SQL92), or neither for everything.
+    """Return a checked subscription to a topic.
 
-    Raises ConfigurationError when both are given, FilterSyntaxError naming the place and the cure
-    when the expression cannot work. What compiles and does something else than it seems to is
-    logged as a warning.
+    `tags` ("A||B") or `where` (SQL92) selects messages; without both, all messages match. An
+    expression that is valid but probably does not mean what it seems to is logged as a warning.
+    Raises ConfigurationError if both are given or one is not a string, and FilterSyntaxError, which
+    names the position and the fix, if the expression does not compile.
     """
     if tags is not None and where is not None:
         raise ConfigurationError(
-            "both tags= and where= are given.",
+            "tags= and where= cannot be combined.",
             fix="Use one; in SQL92 the tag is the property TAGS: TAGS = 'A' AND price > 3.",
         )
     for name, text in (("tags", tags), ("where", where)):
         if text is not None and not isinstance(text, str):
             raise ConfigurationError(
-                f"{name} is {text!r:.60}.", fix="Give a text: tags='A||B', or where='price > 3'."
+                f"{name} must be a string, got {text!r:.60}.",
+                fix="Use for example tags='A||B' or where='price > 3'.",
             )
     kind, expression = (TAG, tags or ALL) if where is None else (SQL92, where)
     check_topic(topic)
@@ -528,9 +597,11 @@ def make_subscription(
     return subscribe(topic, expression, kind, version)
 
 
-def exact_match(subscription: Subscription) -> Callable[[StoredMessage], bool]:
-    """Does a stored message belong to a subscription? By the tag itself and the properties, not by
-    hashes."""
+def make_exact_matcher(subscription: Subscription) -> Callable[[StoredMessage], bool]:
+    """Return a function that says whether a stored message matches the subscription.
+
+    It compares the tag and the properties themselves, not their hashes.
+    """
     if subscription.kind == SQL92:
         selector = compile_sql92(subscription.expression)
         return lambda record: selector.matches(record.properties)
@@ -538,21 +609,26 @@ def exact_match(subscription: Subscription) -> Callable[[StoredMessage], bool]:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _SharedSubscription:
+    """A subscription of one client, with the number of its users."""
+
     subscription: Subscription
-    users: int
+    user_count: int
 
 
 class SubscriptionRegistry:
-    """(cluster, group, topic) -> the expression of each client, with a count of its users. With
-    `shared` the brokers serve clients that differ. Not locked: callers lock."""
+    """The subscription of each client for each cluster, group and topic.
+
+    Two clients of one process must have the same expression for a group and topic unless the
+    brokers serve both (`shared`). A user is one consumer. Not thread-safe: callers hold a lock.
+    """
 
     __slots__ = ("_entries",)
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[Hashable, str, str], dict[Hashable, _Entry]] = {}
+        self._entries: dict[tuple[Hashable, str, str], dict[Hashable, _SharedSubscription]] = {}
 
-    def enter(
+    def add_user(
         self,
         cluster: Hashable,
         group: str,
@@ -561,24 +637,30 @@ class SubscriptionRegistry:
         *,
         shared: bool = False,
     ) -> None:
-        """Notes a user of a subscription. Raises SubscriptionConflictError."""
+        """Register a user of a subscription.
+
+        Raise SubscriptionConflictError if another one conflicts. With `shared`, only a different
+        expression of the same client conflicts.
+        """
         clients = self._entries.setdefault((cluster, group, subscription.topic), {})
-        own = clients.get(client)
-        for entry in [own] if shared else clients.values():
-            if entry is not None and _differ(entry.subscription, subscription):
+        client_entry = clients.get(client)
+        requested = _format_subscription(subscription)
+        for entry in [client_entry] if shared else clients.values():
+            if entry is not None and _is_different(entry.subscription, subscription):
+                reason = (
+                    "A client must have one expression for a topic."
+                    if entry is client_entry
+                    else "With RocketMQ's brokers, messages of one of them would be lost."
+                )
                 raise SubscriptionConflictError(
                     f"the group {group!r} already reads {subscription.topic!r} in this process "
-                    f"with {_show(entry.subscription)}; now {_show(subscription)} is asked for. "
-                    + (
-                        "A client has one expression for a topic."
-                        if entry is own
-                        else "With RocketMQ's brokers messages of one of them would be lost."
-                    ),
+                    f"with {_format_subscription(entry.subscription)}, and {requested} is "
+                    f"different. {reason}",
                     fix="Use the same expression, or another group.",
                 )
-        clients.setdefault(client, _Entry(subscription, 0)).users += 1
+        clients.setdefault(client, _SharedSubscription(subscription, 0)).user_count += 1
 
-    def change(
+    def change_subscription(
         self,
         cluster: Hashable,
         group: str,
@@ -587,36 +669,43 @@ class SubscriptionRegistry:
         *,
         shared: bool = False,
     ) -> None:
-        """All users of one client go over to another expression. Raises SubscriptionConflictError
-        when there are other clients, who would lose messages."""
+        """Change the subscription of all users of one client.
+
+        Raises SubscriptionConflictError if another client has a different expression and the
+        brokers do not serve both (`shared`).
+        """
         clients = self._entries.get((cluster, group, subscription.topic), {})
         for other, entry in clients.items():
-            if other != client and not shared and _differ(entry.subscription, subscription):
+            if other != client and not shared and _is_different(entry.subscription, subscription):
                 raise SubscriptionConflictError(
-                    f"the group {group!r} is read by another client of this process too, with "
-                    f"{_show(entry.subscription)}; {_show(subscription)} would take messages from "
-                    "it.",
-                    fix="Close the other one first, or give it another group.",
+                    f"another client of this process also uses the group {group!r}, with "
+                    f"{_format_subscription(entry.subscription)}; it would lose messages by "
+                    f"{_format_subscription(subscription)}.",
+                    fix="Close the other client first, or use another group for it.",
                 )
         if client in clients:
             clients[client].subscription = subscription
 
-    def leave(self, cluster: Hashable, group: str, topic: str, client: Hashable = None) -> None:
-        """One user less; the last one frees the group for another expression."""
+    def remove_user(
+        self, cluster: Hashable, group: str, topic: str, client: Hashable = None
+    ) -> None:
+        """Remove a user. The last one of a client frees the group for another expression."""
         clients = self._entries.get((cluster, group, topic), {})
         entry = clients.get(client)
         if entry is not None:
-            entry.users -= 1
-            if entry.users <= 0:
+            entry.user_count -= 1
+            if entry.user_count <= 0:
                 del clients[client]
             if not clients:
                 del self._entries[cluster, group, topic]
 
 
-def _differ(one: Subscription, other: Subscription) -> bool:
+def _is_different(one: Subscription, other: Subscription) -> bool:
+    """Return whether two subscriptions have different expressions."""
     return (one.kind, one.expression) != (other.kind, other.expression)
 
 
-def _show(subscription: Subscription) -> str:
+def _format_subscription(subscription: Subscription) -> str:
+    """Return a subscription as the keyword argument that makes it, such as "tags='A'"."""
     name = "where=" if subscription.kind == SQL92 else "tags="
     return f"{name}{subscription.expression!r}"

@@ -1,16 +1,24 @@
-"""Conversations without waiting: what a client asks its servers, once for asyncio and for threads.
+"""Describe what a client asks its servers, as generators that do no I/O.
 
-A `Talk` is a generator. It yields a `Call`, is sent the answer (or thrown the error), and returns
-its result. A shell can do one thing: exchange a request for its answer. `operation` makes a Talk a
-method of both shells:
+A *conversation* is a generator. It yields steps, of which the most common is a `Call`: a request to
+one server. It is sent the response, or the error is thrown into it, and it returns its result with
+`return`. Because a conversation does no I/O, one implementation serves both shells: `AsyncioShell`
+runs it in a task, `BlockingShell` on the caller's thread. A step is one of:
 
-    def offset_max(directory: Directory, queue: MessageQueue) -> Talk[int]: ...
+    Call        send a request and receive its response
+    Exclusive   run another conversation, one at a time for each key
+    Sleep       wait
+    Await       await what a function of the application returned
+
+`operation` turns a function that makes a conversation into a method of both shells:
+
+    def offset_max(directory: Directory, queue: MessageQueue) -> Conversation[int]: ...
 
     class AdminOperations:
         offset_max = operation(offset_max)
 
-    await admin.offset_max(queue)      # of the asyncio Admin
-    admin.offset_max(queue)            # of the blocking one
+    await admin.offset_max(queue)      # on the asyncio Admin
+    admin.offset_max(queue)            # on the blocking Admin
 """
 
 import functools
@@ -18,9 +26,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast, overload
 
-from sluicemq.hints import explain
+from sluicemq.hints import improve_type_error
 from sluicemq.wire.frames import Command
 
 P = ParamSpec("P")
@@ -28,13 +36,18 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
+CALL_TIMEOUT_S: Final = 5.0
+"""How long a request waits for its response, unless its `Call` or its client says otherwise."""
+
+
 @dataclass(slots=True)
 class Call:
-    """A request to one server. `timeout_s` None: as long as the shell allows.
+    """A request to one server, as a step of a conversation.
 
-    The answer is what came, whatever its code; of a one-way command it is the command itself. The
-    shell sets `is_written` before it hands the request to the network: from then on the server may
-    have it, whatever the error says.
+    The conversation is sent the response, whatever its code. For a one-way request, which has no
+    response, it is sent the request itself. `timeout_s` limits the call in seconds; None means the
+    shell's own limit. The shell sets `is_written` before it hands the request to the network. From
+    then on the server may have received the request, whatever error follows.
     """
 
     address: str
@@ -45,8 +58,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Exclusive:
-    """A part of a Talk that no two tasks of a shell are in at once for one key. Answered when it is
-    over; its result is dropped."""
+    """A conversation that at most one task of a shell runs at a time for each `key`.
+
+    As a step, it runs `conversation` to its end and drops its result; other tasks with the same key
+    wait meanwhile. What `conversation` raises is thrown into the outer conversation.
+    """
 
     key: str
     conversation: "Conversation[Any]"
@@ -54,14 +70,18 @@ class Exclusive:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """So many seconds pass: what is asked afterwards may be answered differently."""
+    """A pause of `seconds` seconds, as a step of a conversation."""
 
     seconds: float
 
 
 @dataclass(slots=True)
 class Await:
-    """What a function of the user returned. Its `value` is awaited where that can be done."""
+    """A value that a function of the application returned, as a step of a conversation.
+
+    An asyncio shell awaits `value` if it is awaitable, and replaces it by the result. A blocking
+    shell leaves `value` as it is.
+    """
 
     value: Any
 
@@ -69,94 +89,107 @@ class Await:
 Conversation = Generator[Call | Exclusive | Sleep | Await, Command, T]
 
 
-_NOTHING = Command(0)
+_NO_RESPONSE = Command(0)
 
 
 class BlockingShell(ABC):
-    """Makes the calls of a Talk on the caller's thread."""
+    """A base class that runs conversations on the caller's thread."""
 
     directory: Any
-    """What its operations are given first: a `core.directory.Directory`."""
+    """The first argument of every operation: a `core.directory.Directory`."""
 
     @abstractmethod
     def send_request(self, call: Call) -> Command:
-        """The answer to a call. Raises SluiceError."""
+        """Send the request of `call` and return its response. Raise SluiceError if it fails."""
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
-        """Returns after so long."""
+        """Block the calling thread for `seconds` seconds."""
 
-    def run(self, talk: Conversation[T]) -> T:
-        """The result of a Talk."""
-        answer = _NOTHING
+    def run(self, conversation: Conversation[T]) -> T:
+        """Run a conversation to its end and return its result.
+
+        An error of a step is thrown into the conversation. Raises what the conversation raises.
+        """
+        response = _NO_RESPONSE
         try:
-            step = next(talk)
+            step = next(conversation)
             while True:
                 try:
                     if isinstance(step, Call):
-                        answer = self.send_request(step)
+                        response = self.send_request(step)
                     elif isinstance(step, Exclusive):
-                        answer = self.run(step.conversation)
+                        response = self.run(step.conversation)
                     elif isinstance(step, Sleep):
                         self.sleep(step.seconds)
-                except BaseException as error:  # noqa: BLE001 - the Talk decides
-                    step = talk.throw(error)
+                except BaseException as error:  # noqa: BLE001 - thrown into the conversation
+                    step = conversation.throw(error)
                 else:
-                    step = talk.send(answer)
+                    step = conversation.send(response)
         except StopIteration as done:
             result: T = done.value
             return result
 
 
 class AsyncioShell(ABC):
-    """Makes the calls of a Talk in a task."""
+    """A base class that runs conversations in the current asyncio task."""
 
     directory: Any
-    """What its operations are given first: a `core.directory.Directory`."""
+    """The first argument of every operation: a `core.directory.Directory`."""
 
     @abstractmethod
     def send_request(self, call: Call) -> Awaitable[Command]:
-        """The answer to a call. Raises SluiceError."""
+        """Return an awaitable that sends the request of `call` and returns its response.
+
+        Awaiting it raises SluiceError if the call fails.
+        """
 
     @abstractmethod
     async def sleep(self, seconds: float) -> None:
-        """Returns after so long."""
+        """Wait `seconds` seconds."""
 
     @abstractmethod
     def exclusive(self, key: str) -> AbstractAsyncContextManager[object]:
-        """Held by one task at a time for each key."""
+        """Return an async context manager that one task at a time can hold for each `key`."""
 
     async def await_value(self, value: Awaitable[Any]) -> Any:
         """Await what a function of the application returned, and return its result."""
         return await value
 
-    async def run(self, talk: Conversation[T]) -> T:
-        """The result of a Talk."""
-        answer = _NOTHING
+    async def run(self, conversation: Conversation[T]) -> T:
+        """Run a conversation to its end and return its result.
+
+        An error of a step is thrown into the conversation. Raises what the conversation raises.
+        """
+        response = _NO_RESPONSE
         try:
-            step = next(talk)
+            step = next(conversation)
             while True:
                 try:
                     if isinstance(step, Call):
-                        answer = await self.send_request(step)
+                        response = await self.send_request(step)
                     elif isinstance(step, Exclusive):
                         async with self.exclusive(step.key):
-                            answer = await self.run(step.conversation)
+                            response = await self.run(step.conversation)
                     elif isinstance(step, Sleep):
                         await self.sleep(step.seconds)
                     elif isinstance(step.value, Awaitable):
-                        answer = step.value = await self.await_value(step.value)
-                except BaseException as error:  # noqa: BLE001 - the Talk decides
-                    step = talk.throw(error)
+                        response = step.value = await self.await_value(step.value)
+                except BaseException as error:  # noqa: BLE001 - thrown into the conversation
+                    step = conversation.throw(error)
                 else:
-                    step = talk.send(answer)
+                    step = conversation.send(response)
         except StopIteration as done:
             result: T = done.value
             return result
 
 
 class Operation(Protocol[P, T_co]):
-    """A Talk as a method of a shell, with the parameters that follow its first one."""
+    """A descriptor that makes a conversation a method of a shell.
+
+    The method takes the parameters of the function except its first one, which is the shell's
+    directory.
+    """
 
     @overload
     def __get__(self, shell: BlockingShell, owner: Any = None) -> Callable[P, T_co]: ...
@@ -166,16 +199,22 @@ class Operation(Protocol[P, T_co]):
     ) -> Callable[P, Coroutine[Any, Any, T_co]]: ...
 
 
-def operation(talk: Callable[Concatenate[Any, P], Conversation[T]]) -> Operation[P, T]:
-    """Binds a function that makes a Talk; its first parameter becomes the shell's directory."""
+def operation(function: Callable[Concatenate[Any, P], Conversation[T]]) -> Operation[P, T]:
+    """Make a method of both shells from a function that returns a conversation.
 
-    @functools.wraps(talk)
+    The first parameter of `function` becomes the `directory` of the shell on which the method is
+    called. Calling the method runs the conversation: it returns the result on a blocking shell, and
+    a coroutine on an asyncio shell. A TypeError for wrong arguments gets a hint of the method's
+    parameters.
+    """
+
+    @functools.wraps(function)
     def run(shell: BlockingShell, *arguments: P.args, **named: P.kwargs) -> T:
         try:
-            begun = talk(shell.directory, *arguments, **named)
+            conversation = function(shell.directory, *arguments, **named)
         except TypeError as error:
-            explain(error, run, named)
+            improve_type_error(error, run, named)
             raise
-        return shell.run(begun)
+        return shell.run(conversation)
 
     return cast("Operation[P, T]", run)

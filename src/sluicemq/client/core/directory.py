@@ -1,8 +1,9 @@
-"""Where things are: the name servers of a client, the routes learnt from them, what follows.
+"""Find out which server a request has to go to: name servers, routes and broker addresses.
 
-`Routes` remembers the last route of each topic and when it was learnt. A route that the name
-servers no longer know is kept (spec/namesrv.md §8), because a broker that restarts is away for a
-moment only. `Directory` asks: its methods that end in a Talk need a shell.
+`RouteCache` stores the last route of each topic and when it was learned. If the name servers no
+longer know the route of a topic, the cached one stays in use (spec/namesrv.md §8), because a broker
+that restarts is missing only for a moment. `Directory` asks the name servers and sends requests to
+the brokers that the routes name. Its methods that return a `Conversation` are run by a shell.
 """
 
 import logging
@@ -18,9 +19,9 @@ from sluicemq.client.core.requests import (
     NOT_AVAILABLE,
     SUCCESS,
     TOPIC_NOT_EXIST,
-    PullAnswer,
+    PullResponse,
     expect_success,
-    pull_answer,
+    parse_pull_response,
     request_error,
 )
 from sluicemq.clock import Clock
@@ -46,10 +47,11 @@ from sluicemq.wire.frames import Command
 
 _log = logging.getLogger("sluicemq.client")
 ROUTE_PERIOD_S: Final = 30.0
-_NOWHERE: Final[dict[str, str]] = {}
+"""A route that is older than this is fetched again before its next use."""
+_NO_MASTERS: Final[dict[str, str]] = {}
 NAME_SERVERS: Final = ""
-"""As an address: whichever name server answers first."""
-_ASKED_OF_ALL: Final = frozenset(
+"""An address for `Directory.call` that stands for the first name server that responds."""
+_NAME_SERVER_REQUESTS: Final = frozenset(
     {
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
         RequestCode.GET_BROKER_CLUSTER_INFO,
@@ -57,13 +59,18 @@ _ASKED_OF_ALL: Final = frozenset(
     }
 )
 """Requests that every name server supports, and no broker."""
-_ALL_NAME_SERVERS: Final = "the name servers"
-"""The name of an outage in which no name server answers."""
+_NAME_SERVER_OUTAGE: Final = "the name servers"
+"""The name of an outage in which no name server responds."""
 
 
-def write_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
-    """The queues a producer may choose from: writable, and their broker's master is known."""
-    if route.order_topic_config:  # strict order keeps the count while a broker is away
+def list_write_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
+    """Return the queues of a topic that a producer may send to.
+
+    These are the writable queues of brokers whose master is in the route, sorted by broker and
+    queue id. A topic with an order configuration has exactly the queues of that configuration, in
+    its order, so that their number does not change while a broker is unreachable.
+    """
+    if route.order_topic_config:
         pairs = [part.partition(":") for part in route.order_topic_config.split(";") if part]
         return [
             MessageQueue(topic, broker, queue_id)
@@ -79,16 +86,23 @@ def write_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
     ]
 
 
-def read_addresses(route: TopicRoute) -> dict[str, str]:
-    """Broker name -> where to read: its master, or the first slave while that is away."""
+def find_read_addresses(route: TopicRoute) -> dict[str, str]:
+    """Return for each broker name of the route the address to read from.
+
+    That is the master's address, or the address of the slave with the lowest id if the route has no
+    master.
+    """
     return {
         data.broker: data.addresses[min(data.addresses)] for data in route.brokers if data.addresses
     }
 
 
-def as_created(default: TopicRoute) -> TopicRoute:
-    """The route that a topic will have once a broker made it from TBW102's: at most as many queues
-    as our send requests ask for, as the Java client counts them."""
+def predict_created_route(default: TopicRoute) -> TopicRoute:
+    """Return the route that a topic will have after a broker created it.
+
+    `default` is the route of TBW102, the topic that brokers copy. The new topic has at most
+    `NEW_TOPIC_QUEUES` queues, which send requests ask for; the Java client predicts the same.
+    """
     return replace(
         default,
         queues=tuple(
@@ -102,331 +116,415 @@ def as_created(default: TopicRoute) -> TopicRoute:
     )
 
 
-class Routes:
-    """The last known route of each topic, however old, and what follows from it: the queues to
-    write to, the masters of brokers, and by broker where to read. Times are monotonic seconds,
-    passed in."""
+class RouteCache:
+    """The last known route of each topic, with the tables that are derived from it.
 
-    __slots__ = ("_learnt_s", "known", "masters", "places", "sources", "writers")
+    Routes are kept after they expire; see the module docstring. Times are monotonic seconds that
+    the caller passes.
+    """
+
+    __slots__ = (
+        "_learned_s",
+        "last_master_addresses",
+        "master_addresses",
+        "read_addresses",
+        "routes",
+        "write_queues",
+    )
 
     def __init__(self) -> None:
-        self.places: dict[str, str] = {}
-        """Broker name -> the last known address of its master, also while it is in no route."""
-        self.known: dict[str, TopicRoute] = {}
-        self.writers: dict[str, list[MessageQueue]] = {}
-        self.masters: dict[str, dict[str, str]] = {}
-        self.sources: dict[str, dict[str, str]] = {}
-        self._learnt_s: dict[str, float] = {}
+        self.last_master_addresses: dict[str, str] = {}
+        """Maps broker name to the last known address of its master, which may be outdated."""
+        self.routes: dict[str, TopicRoute] = {}
+        """Maps topic to route."""
+        self.write_queues: dict[str, list[MessageQueue]] = {}
+        """Maps topic to the queues that a producer may send to."""
+        self.master_addresses: dict[str, dict[str, str]] = {}
+        """Maps topic to a table of broker name and master address."""
+        self.read_addresses: dict[str, dict[str, str]] = {}
+        """Maps topic to a table of broker name and the address to read from."""
+        self._learned_s: dict[str, float] = {}
 
     def is_fresh(self, topic: str, now_s: float) -> bool:
-        """Whether the route was learnt (or looked for) less than 30 s ago. HOT."""
-        return now_s - self._learnt_s.get(topic, -1e9) < ROUTE_PERIOD_S
+        """Return whether the topic's route was requested within `ROUTE_PERIOD_S`. HOT."""
+        return now_s - self._learned_s.get(topic, -1e9) < ROUTE_PERIOD_S
 
-    def fresh_writers(self, topic: str, now_s: float) -> list[MessageQueue] | None:
-        """The queues that may be written to, while the route is fresh. HOT."""
-        if now_s - self._learnt_s.get(topic, -1e9) < ROUTE_PERIOD_S:
-            return self.writers.get(topic)
+    def fresh_write_queues(self, topic: str, now_s: float) -> list[MessageQueue] | None:
+        """Return the queues a producer may send to, or None if the route must be fetched. HOT."""
+        if now_s - self._learned_s.get(topic, -1e9) < ROUTE_PERIOD_S:
+            return self.write_queues.get(topic)
         return None
 
-    def put(self, topic: str, route: TopicRoute | None, now_s: float) -> bool:
-        """Remembers a route; None (unknown there) keeps the old one. True when it changed."""
-        self._learnt_s[topic] = now_s
-        if route is None or route == self.known.get(topic):
+    def store(self, topic: str, route: TopicRoute | None, now_s: float) -> bool:
+        """Store the route that the name servers returned at `now_s`, and return whether it changed.
+
+        None means that the name servers know no route: the old route stays, and counts as fresh.
+        """
+        self._learned_s[topic] = now_s
+        if route is None or route == self.routes.get(topic):
             return False
-        self.known[topic] = route
-        self.writers[topic] = write_queues(topic, route)
-        self.masters[topic] = {
+        self.routes[topic] = route
+        self.write_queues[topic] = list_write_queues(topic, route)
+        self.master_addresses[topic] = {
             data.broker: data.addresses[MASTER_ID]
             for data in route.brokers
             if MASTER_ID in data.addresses
         }
-        self.sources[topic] = read_addresses(route)
-        self.places.update(self.masters[topic])
+        self.read_addresses[topic] = find_read_addresses(route)
+        self.last_master_addresses.update(self.master_addresses[topic])
         return True
 
     def has_replicas(self, topic: str, broker: str | None) -> bool:
-        """May another replica of this broker take over as its master? None: of a broker that has
-        no master now."""
-        route = self.known.get(topic)
+        """Return whether another replica of `broker` can become its master.
+
+        The last known route of the topic decides. If `broker` is None, return whether that holds
+        for any broker without a master.
+        """
+        route = self.routes.get(topic)
         return route is not None and any(
             max(data.addresses, default=MASTER_ID) != MASTER_ID
             for data in route.brokers
             if broker == data.broker or (broker is None and MASTER_ID not in data.addresses)
         )
 
-    def forget(self, topic: str) -> None:
-        """The next use asks again (after a topic or connection error)."""
-        self._learnt_s.pop(topic, None)
+    def expire(self, topic: str) -> None:
+        """Make the next use of the topic fetch its route again."""
+        self._learned_s.pop(topic, None)
 
-    def drop(self, topic: str) -> None:
-        """The topic was deleted."""
-        for table in (self.known, self.writers, self.masters, self.sources, self._learnt_s):
+    def remove(self, topic: str) -> None:
+        """Remove everything about a topic, which was deleted."""
+        for table in (
+            self.routes,
+            self.write_queues,
+            self.master_addresses,
+            self.read_addresses,
+            self._learned_s,
+        ):
             table.pop(topic, None)
 
-    def addresses(self, topics: Iterable[str]) -> set[str]:
-        """All broker addresses, slaves too, that serve the topics."""
+    def broker_addresses(self, topics: Iterable[str]) -> set[str]:
+        """Return the addresses of all brokers, masters and slaves, of the topics."""
         return {
             address
             for topic in topics
-            if (route := self.known.get(topic))
+            if (route := self.routes.get(topic))
             for data in route.brokers
             for address in data.addresses.values()
         }
 
 
-def is_of_broker(command: Command, answer: Command) -> bool:
-    """Return whether an answer to `command` shows that its sender is no name server."""
-    return answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and command.code in _ASKED_OF_ALL
+def is_broker_response(command: Command, response: Command) -> bool:
+    """Return whether `response` to `command` shows that the server is a broker."""
+    return (
+        response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        and command.code in _NAME_SERVER_REQUESTS
+    )
 
 
-def no_name_server(address: str, answer: Command) -> ConfigurationError:
-    """Return the error for an address of a name server at which a broker answers."""
+def not_a_name_server_error(address: str, response: Command) -> ConfigurationError:
+    """Return the error for a broker at an address that is configured as a name server."""
     return ConfigurationError(
-        f"a broker answers at {address}, which is given as a name server ({answer.remark}).",
-        fix="Give the name server's address; its port is 9876 unless its listenPort differs.",
+        f"{address} is configured as a name server, but a broker responds there "
+        f"({response.remark}).",
+        fix="Use the name server's address; its port is 9876 unless its listenPort differs.",
     )
 
 
 class Directory:
-    """The name servers and routes of one client. `on_route` hears of topics whose route changed."""
+    """The name servers of one client and the routes that it learned from them.
+
+    `on_route_change(topic)` is called when the route of a topic has changed. `outages` logs each
+    outage of a server once.
+    """
 
     def __init__(self, name_servers: str | list[str] | tuple[str, ...], clock: Clock) -> None:
         self.name_servers: tuple[str, ...] = parse_name_servers(name_servers)
         self.clock = clock
-        self.routes: Routes = Routes()
+        self.routes: RouteCache = RouteCache()
         self.outages: Outages = Outages(clock, _log)
-        self.on_route: Callable[[str], None] = lambda topic: None
-        # Not all clients begin with the same one.
-        self._first = clock.now_ms() % len(self.name_servers)
+        self.on_route_change: Callable[[str], None] = lambda topic: None
+        # The clock spreads the clients over the name servers.
+        self._next_server = clock.now_ms() % len(self.name_servers)
 
-    def note_outage(
-        self, error: Exception, queue: MessageQueue | None, own: str, text: str, *arguments: object
+    def log_failure(
+        self,
+        error: Exception,
+        queue: MessageQueue | None,
+        activity: str,
+        text: str,
+        *arguments: object,
     ) -> None:
-        """Log a failure once: as an outage of the name servers or of the broker of `queue` if
-        `error` says so, else as one of `own`, a name for what did not work."""
-        what = own
+        """Log a failure with `text % arguments`, once for each outage.
+
+        The failure belongs to the outage of the name servers if `error` says that none responds,
+        and to the outage of the broker of `queue` if `error` is a broker's outage. Otherwise it
+        belongs to `activity`, a name for what failed.
+        """
+        outage = activity
         if isinstance(error, NameServerUnreachableError):
-            what = _ALL_NAME_SERVERS
+            outage = _NAME_SERVER_OUTAGE
         elif queue is not None and is_outage(error):
-            what = self.place(queue)
-        self.outages.failed(what, text, *arguments)
+            outage = self.last_known_address(queue)
+        self.outages.report_failure(outage, text, *arguments)
 
-    def note_success(self, queue: MessageQueue, own: str = "") -> None:
-        """Note that the broker of `queue`, and `own`, work."""
+    def log_recovery(self, queue: MessageQueue, activity: str = "") -> None:
+        """Log that the broker of `queue`, and `activity`, work again, if they had failed."""
         if self.outages.current:
-            self.outages.worked(self.place(queue))
-            self.outages.worked(own)
+            self.outages.report_success(self.last_known_address(queue))
+            self.outages.report_success(activity)
 
-    def place(self, queue: MessageQueue) -> str:
-        """The address of a queue's broker as it was known last, else the broker's name."""
-        return self.routes.places.get(queue.broker, queue.broker)
+    def last_known_address(self, queue: MessageQueue) -> str:
+        """Return the last known address of the queue's master, or the broker's name without one."""
+        return self.routes.last_master_addresses.get(queue.broker, queue.broker)
 
-    def ask_name_server(
-        self, command: Command, is_enough: Callable[[Command], bool] = lambda _answer: True
+    def call_name_server(
+        self, command: Command, is_conclusive: Callable[[Command], bool] = lambda _answer: True
     ) -> Conversation[Command]:
-        """The first name server that answers, starting with the one that answered last; one whose
-        answer is not enough is believed when no other has a better one. An address at which a
-        broker answers is passed over.
+        """Send a request to the name servers, one after the other, and return the first response.
 
-        Raises NameServerUnreachableError naming all of them, and ConfigurationError when brokers
-        answer at all of them.
+        Start with the server that responded last. If `is_conclusive` returns False for a response,
+        ask the other servers too, and return that response only if none has a conclusive one. Skip
+        addresses at which a broker responds.
+
+        Raises NameServerUnreachableError, which names every server and its failure, and
+        ConfigurationError if brokers respond at all addresses.
         """
         failures: list[tuple[str, SluiceError]] = []
-        poor: Command | None = None
+        inconclusive: Command | None = None
         count = len(self.name_servers)
         for step in range(count):
-            index = (self._first + step) % count
+            index = (self._next_server + step) % count
             address = self.name_servers[index]
             try:
-                answer = yield Call(address, command)
+                response = yield Call(address, command)
             except (ConnectionLostError, RequestTimeoutError) as error:
                 failures.append((address, error))
             else:
-                if is_of_broker(command, answer):
-                    failures.append((address, no_name_server(address, answer)))
+                if is_broker_response(command, response):
+                    failures.append((address, not_a_name_server_error(address, response)))
                     continue
                 if self.outages.current:
-                    self.outages.worked(_ALL_NAME_SERVERS)
-                if is_enough(answer):
-                    self._first = index
-                    return answer
-                poor = poor or answer
-        if poor is not None:
-            return poor
+                    self.outages.report_success(_NAME_SERVER_OUTAGE)
+                if is_conclusive(response):
+                    self._next_server = index
+                    return response
+                inconclusive = inconclusive or response
+        if inconclusive is not None:
+            return inconclusive
         misplaced = [error for _, error in failures if isinstance(error, ConfigurationError)]
         if len(misplaced) == count:
             raise misplaced[0]
         reasons = "; ".join(f"{address}: {error.fact}" for address, error in failures)
         fixes = [error.fix for _, error in failures]
         about_tls = (one for one in fixes if "tls" in one.lower() or "certificate" in one.lower())
-        usual = "Check host and port, and that the name server runs (sluice nameserver)."
+        usual = "Check host and port, and that the name server is running (sluice nameserver)."
         raise NameServerUnreachableError(
-            f"no name server answers [{reasons}].", fix=next(about_tls, usual)
+            f"no name server responds [{reasons}].", fix=next(about_tls, usual)
         )
 
-    def find_route(self, topic: str) -> Conversation[TopicRoute | None]:
-        """The route as the name servers know it now; None when they know no such topic. One that
-        was restarted knows only the brokers that have registered since, so all are asked."""
-        answer = yield from self.ask_name_server(
-            requests.route(topic), lambda answer: answer.code == SUCCESS
-        )
-        if answer.code == TOPIC_NOT_EXIST:
-            return None
-        if answer.code != SUCCESS:
-            raise request_error(answer)
-        return decode_topic_route(answer.body)
+    def fetch_route(self, topic: str) -> Conversation[TopicRoute | None]:
+        """Ask the name servers for the route of a topic.
 
-    def route(self, topic: str, *, create: bool = False) -> Conversation[TopicRoute]:
-        """The route of a topic, at most 30 s old; concurrent callers share one question.
-
-        With `create` an unknown topic takes the route of TBW102, from which brokers create topics
-        on the first send. A name server that cannot be reached does not matter while an older
-        route is known. Raises RouteNotFoundError, NameServerUnreachableError.
+        Return None if none of them knows the topic. A name server that was restarted knows only the
+        brokers that have registered since. So all name servers are asked until one knows the topic.
         """
-        known = self.routes.known.get(topic)
+        response = yield from self.call_name_server(
+            requests.route(topic), lambda response: response.code == SUCCESS
+        )
+        if response.code == TOPIC_NOT_EXIST:
+            return None
+        if response.code != SUCCESS:
+            raise request_error(response)
+        return decode_topic_route(response.body)
+
+    def get_route(self, topic: str, *, create: bool = False) -> Conversation[TopicRoute]:
+        """Return the route of a topic, fetched again if the cached one is too old.
+
+        A cached route is used for `ROUTE_PERIOD_S`. Concurrent callers share one request. With
+        `create`, a topic without a route takes the one that brokers will give it when they create
+        it on the first send. While no name server responds, an older route stays in use.
+
+        Raises RouteNotFoundError, and NameServerUnreachableError if no older route is known.
+        """
+        known = self.routes.routes.get(topic)
         if known is None or not self.routes.is_fresh(topic, self.clock.monotonic_s()):
             yield Exclusive(topic, self._refresh(topic, create=create))
-            known = self.routes.known.get(topic)
+            known = self.routes.routes.get(topic)
         if known is None:
-            self.routes.forget(topic)
+            self.routes.expire(topic)
             brokers = None
             try:
-                answer = yield from self.ask_name_server(requests.cluster_info())
-                if answer.code == SUCCESS:
-                    brokers = sorted(decode_cluster_info(answer.body).brokers)
+                response = yield from self.call_name_server(requests.cluster_info())
+                if response.code == SUCCESS:
+                    brokers = sorted(decode_cluster_info(response.body).brokers)
             except SluiceError:
-                pass  # the error's text leaves them out
-            raise no_route(topic, self.name_servers, brokers, auto_create_tried=create)
+                pass  # the error's text does not mention brokers then
+            raise route_not_found_error(topic, self.name_servers, brokers, auto_create_tried=create)
         return known
 
     def _refresh(self, topic: str, *, create: bool) -> Conversation[None]:
-        known = self.routes.known.get(topic)
+        """Fetch the route of a topic into the cache unless another task has just done so."""
+        known = self.routes.routes.get(topic)
         if self.routes.is_fresh(topic, self.clock.monotonic_s()):
             return
         try:
-            found = yield from self.find_route(topic)
+            found = yield from self.fetch_route(topic)
             if found is None and create and known is None:
-                default = yield from self.find_route(DEFAULT_TOPIC)
-                found = as_created(default) if default else None
+                default = yield from self.fetch_route(DEFAULT_TOPIC)
+                found = predict_created_route(default) if default else None
         except NameServerUnreachableError as error:
             if known is None:
                 raise
-            self.outages.failed(
-                _ALL_NAME_SERVERS, "%s The last known routes are used on.", error.fact
+            self.outages.report_failure(
+                _NAME_SERVER_OUTAGE, "%s. The last known routes stay in use.", error.fact
             )
             found = None
-        if self.routes.put(topic, found, self.clock.monotonic_s()):
-            self.on_route(topic)
+        if self.routes.store(topic, found, self.clock.monotonic_s()):
+            self.on_route_change(topic)
 
-    def write_queues(self, topic: str) -> Conversation[list[MessageQueue]]:
-        """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
-        yield from self.route(topic, create=True)
-        queues = self.routes.writers.get(topic)
+    def get_write_queues(self, topic: str) -> Conversation[list[MessageQueue]]:
+        """Return the queues that a message of the topic can be sent to, never an empty list.
+
+        Fetch the route if necessary, as with `get_route(topic, create=True)`. Raises
+        RouteNotFoundError, also if the topic has no writable queue, and NameServerUnreachableError.
+        """
+        yield from self.get_route(topic, create=True)
+        queues = self.routes.write_queues.get(topic)
         if not queues:
-            self.routes.forget(topic)
-            raise no_writable_queue(topic)
+            self.routes.expire(topic)
+            raise no_write_queue_error(topic)
         return queues
 
-    def master(self, queue: MessageQueue) -> str:
-        """The address that takes messages for a queue, by the route that is known. Raises
-        ConnectionLostError when it is away."""
-        address = self.routes.masters.get(queue.topic, _NOWHERE).get(queue.broker)
+    def get_master_address(self, queue: MessageQueue) -> str:
+        """Return the address of the broker that accepts messages for a queue, by the cached route.
+
+        Raises ConnectionLostError if the route has no master for the broker; the next use of the
+        topic then fetches its route again.
+        """
+        address = self.routes.master_addresses.get(queue.topic, _NO_MASTERS).get(queue.broker)
         if address is None:
-            self.routes.forget(queue.topic)
+            self.routes.expire(queue.topic)
             raise ConnectionLostError(
                 f"the master of {queue.broker!r} is not in the route of {queue.topic!r}.",
-                fix="See sluice cluster list.",
+                fix="Check that the master is running and registered (sluice cluster list).",
             )
         return address
 
-    def address(self, queue: MessageQueue, replica_id: int = MASTER_ID) -> Conversation[str]:
-        """Where to read a queue: at this replica of its broker, else at the master or, while that
-        is away, at a slave. Raises RouteNotFoundError."""
-        route = yield from self.route(queue.topic)
-        address = self.routes.sources[queue.topic].get(queue.broker)
+    def get_read_address(
+        self, queue: MessageQueue, replica_id: int = MASTER_ID
+    ) -> Conversation[str]:
+        """Return the address to read a queue from.
+
+        That is the replica `replica_id` of the queue's broker if the route has it. Otherwise it is
+        the master, or a slave while the route has no master. Raises RouteNotFoundError,
+        NameServerUnreachableError.
+        """
+        route = yield from self.get_route(queue.topic)
+        address = self.routes.read_addresses[queue.topic].get(queue.broker)
         if replica_id != MASTER_ID:
             replicas = next((it.addresses for it in route.brokers if it.broker == queue.broker), {})
             address = replicas.get(replica_id, address)
         if address is None:
-            self.routes.forget(queue.topic)
+            self.routes.expire(queue.topic)
             raise RouteNotFoundError(
                 f"the broker {queue.broker!r} is not in the route of {queue.topic!r}.",
-                fix="See sluice cluster list.",
+                fix="Check that the broker is running and registered (sluice cluster list).",
             )
         return address
 
     def pull(
         self, queue: MessageQueue, command: Command, timeout_s: float, replica_id: int = MASTER_ID
-    ) -> Conversation[PullAnswer]:
-        """The outcome of a pull at the queue's broker. Raises RouteNotFoundError, RequestError."""
-        address = yield from self.address(queue, replica_id)
-        return pull_answer((yield Call(address, command, timeout_s)), address)
+    ) -> Conversation[PullResponse]:
+        """Send a pull request to the broker of a queue, and parse the response.
 
-    def _exchange(
+        `replica_id` selects a replica of that broker, as in `get_read_address`. `timeout_s` limits
+        the call in seconds. Raises RouteNotFoundError, NameServerUnreachableError,
+        ConnectionLostError, RequestTimeoutError, and RequestError for a response that is none of
+        the outcomes of a pull.
+        """
+        address = yield from self.get_read_address(queue, replica_id)
+        return parse_pull_response((yield Call(address, command, timeout_s)), address)
+
+    def _call_broker(
         self, topic: str, address: str, command: Command, timeout_s: float | None = None
     ) -> Conversation[Command]:
-        """A broker that is not there may have been replaced: the next who asks has a new route."""
+        """Send a request to `address` and return the response, whatever its code.
+
+        If no response comes, another broker may have taken over: the next use of `topic` fetches
+        its route again.
+        """
         try:
             return (yield Call(address, command, timeout_s))
         except (ConnectionLostError, RequestTimeoutError):
-            self.routes.forget(topic)
+            self.routes.expire(topic)
             raise
 
-    def ask_master(
+    def call_master(
         self, queue: MessageQueue, command: Command, timeout_s: float | None = None
     ) -> Conversation[Command]:
-        """A request that must succeed, to the only broker that may write to a queue. Raises
-        ConnectionLostError when it is away, RouteNotFoundError, RequestError."""
-        yield from self.route(queue.topic)
-        address = self.master(queue)
-        answer = yield from self._exchange(queue.topic, address, command, timeout_s)
-        if answer.code == NOT_AVAILABLE:
-            self.routes.forget(queue.topic)
-        return expect_success(answer, address)
+        """Send a request to the master of a queue and return its response, which is a success.
 
-    def ask(self, where: MessageQueue | str, command: Command) -> Conversation[Command]:
-        """A request that must succeed: to a queue's broker, an address, or NAME_SERVERS."""
-        if where == NAME_SERVERS:
-            return expect_success((yield from self.ask_name_server(command)))
-        if isinstance(where, str):
-            return expect_success((yield Call(where, command)), where)
-        address = yield from self.address(where)
-        return expect_success((yield from self._exchange(where.topic, address, command)), address)
+        Raises ConnectionLostError if the route has no master, RouteNotFoundError,
+        NameServerUnreachableError, RequestTimeoutError, and RequestError for any other response.
+        """
+        yield from self.get_route(queue.topic)
+        address = self.get_master_address(queue)
+        response = yield from self._call_broker(queue.topic, address, command, timeout_s)
+        if response.code == NOT_AVAILABLE:
+            self.routes.expire(queue.topic)
+        return expect_success(response, address)
+
+    def call(self, target: MessageQueue | str, command: Command) -> Conversation[Command]:
+        """Send a request and return its response, which is a success.
+
+        `target` is a queue, whose broker gets the request; an address; or `NAME_SERVERS`. Raises
+        RequestError for any other response, and the errors of the call.
+        """
+        if target == NAME_SERVERS:
+            return expect_success((yield from self.call_name_server(command)))
+        if isinstance(target, str):
+            return expect_success((yield Call(target, command)), target)
+        address = yield from self.get_read_address(target)
+        return expect_success(
+            (yield from self._call_broker(target.topic, address, command)), address
+        )
 
 
-def no_route(
+def route_not_found_error(
     topic: str, servers: Iterable[str], brokers: Iterable[str] | None, *, auto_create_tried: bool
 ) -> RouteNotFoundError:
-    """The error for a topic without a route: which of the usual causes are excluded, and the cure.
+    """Return the error for a topic without a route, which rules out causes and says what to do.
 
-    RocketMQ has one text for five causes : name server not reachable, no broker
-    registered with it (or the wrong name server), topic missing, automatic creation off, topic
-    misspelt. This is raised only after a name server answered, so the first is excluded; `brokers`
-    (None: could not be asked) tells about the second, TBW102's route about automatic creation.
+    RocketMQ has one text for five causes: the name server is unreachable, no broker is registered
+    with it (or it is the wrong one), the topic is missing, automatic creation is off, or the topic
+    is misspelt. This error is raised only after a name server responded, so the first cause is
+    excluded. `brokers` are the names of the registered brokers, None if the name servers did not
+    return them. `auto_create_tried` says that the route of TBW102 was looked for, too.
     """
     found = None if brokers is None else sorted(brokers)
-    answer = f"The name servers ({', '.join(servers)}) answer, so the network to them is fine"
+    reachable = f"The name servers ({', '.join(servers)}) respond, so the network to them works"
     if found == []:
         return RouteNotFoundError(
-            f"no broker serves the topic {topic!r}. {answer}, but no broker is registered there.",
-            fix="Start a broker (sluice broker), or name the name servers that it registers with.",
+            f"no broker serves the topic {topic!r}. {reachable}, but no broker is registered with "
+            "them.",
+            fix="Start a broker (sluice broker), or use the name servers that it registers with.",
         )
-    there = f", and brokers are registered there ({', '.join(found)})" if found else ""
-    create = (
-        "they know no such topic and automatic creation is off (no broker offers TBW102)"
+    registered = f", and brokers are registered with them ({', '.join(found)})" if found else ""
+    cause = (
+        "the topic does not exist and automatic creation is off (no broker has TBW102)"
         if auto_create_tried
-        else "they know no such topic, and consumers do not create topics"
+        else "the topic does not exist, and consumers do not create topics"
     )
     return RouteNotFoundError(
-        f"no broker serves the topic {topic!r}. {answer}{there}; {create}.",
+        f"no broker serves the topic {topic!r}. {reachable}{registered}; {cause}.",
         fix=f"Check the spelling (sluice topic list), then create it: sluice topic create {topic}.",
     )
 
 
-def no_writable_queue(topic: str) -> RouteNotFoundError:
-    """The error for a topic that is known but cannot be written to."""
+def no_write_queue_error(topic: str) -> RouteNotFoundError:
+    """Return the error for a topic that has a route but no queue to send to."""
     return RouteNotFoundError(
-        f"the topic {topic!r} exists, but none of its queues can be written to: read-only, or the "
-        "master of its broker is away.",
-        fix=f"See sluice topic show {topic} and sluice cluster list.",
+        f"the topic {topic!r} exists, but none of its queues is writable: it is read-only, or the "
+        "master of its broker is not running.",
+        fix=f"Check sluice topic show {topic} and sluice cluster list.",
     )

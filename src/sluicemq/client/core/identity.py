@@ -2,33 +2,33 @@
 
 RocketMQ gives a topic no identity. A topic that is deleted and created again begins at offset 0,
 and an old offset may be valid in it: the messages before that offset would never be read. So a
-reader remembers *anchors*: messages that it has seen, by offset, store time and position in the
-commit log. If the queue holds another message at the offset of an anchor, its history has changed.
-The check works with any broker: it pulls one message (`look`).
+reader remembers *anchors*: messages that it has read, by offset, store time and position in the
+commit log. If the queue has another message at the offset of an anchor, its history has changed.
+The check works with any broker: it pulls one message (`probe_queue`).
 
-    verdict     what was found                           where the reader goes on
-    SAME        the newest anchor is in its place,       where it is
+    verdict     what the check found                     where the reader continues
+    SAME        the newest anchor is in its place,       at its offset
                 or retention has removed it
     RECREATED   no anchor is in its place                at the beginning of the queue
-    CUT         only older anchors are in their places:  behind the newest one that is
+    CUT         only older anchors are in their places:  after the newest of those
                 an unclean failover lost the others
-    RESET       the broker has a reset for the group     where the reset says
-    UNKNOWN     a slave answered, which may be behind    where it is, until a master answers
+    RESET       the broker has a reset for the group     at the offset of the reset
+    UNKNOWN     a slave responded, which may be behind   at its offset, until a master responds
 
 Retention only removes messages from the head of a queue, so an anchor below the first offset of the
 queue proves nothing. An anchor at or behind the end of the queue is missing, like one that was
 replaced.
 
-A reader checks before it hands out an answer, at most once in PROOF_PERIOD_S seconds. It checks at
-once after an error, or when the bounds of the queue have moved backwards. Between two checks, a
-topic can be created again and grow beyond the old offset. So anchors that were seen since the last
+A reader checks before it hands out a response, at most once in `CHECK_PERIOD_S` seconds. It checks
+at once after an error, or when the bounds of the queue have moved backwards. Between two checks, a
+topic can be created again and grow beyond the old offset. So anchors that were read since the last
 check may belong to the new topic, and prove nothing until an older one is found in its place. The
 next check then notices the new topic; messages above the old offset are delivered twice, and none
 is lost.
 
 Without any anchor (the first request of a program), an offset behind the end of the queue cannot be
-told from an offset in a deleted topic. `restart_offset` chooses the beginning of the queue:
-repeated messages can be recognised, lost ones cannot.
+distinguished from an offset in a deleted topic. `restart_offset` chooses the beginning of the
+queue: repeated messages can be recognised, lost ones cannot.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,50 +38,61 @@ from typing import Final, NamedTuple
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.requests import PullAnswer, PullStatus, pull_answer
+from sluicemq.client.core.requests import PullResponse, PullStatus, parse_pull_response
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import parse_head
 
-PROOF_PERIOD_S: Final = 1.0
-"""The shortest time in seconds between two checks of a queue, plus one second for each MiB of the
-message that was seen last: a check may transfer it."""
+CHECK_PERIOD_S: Final = 1.0
+"""The shortest time in seconds between two checks of a queue.
+
+One second is added for each MiB of the message that was read last: a check may transfer it.
+"""
 ANCHORS_MAX: Final = 8
+"""The number of proven, and of fresh, anchors that a reader keeps for a queue."""
 OFFSET_RESET: Final = "OFFSET_RESET"
-"""The remark of a PULL_OFFSET_MOVED (21) by which a broker obeys an operator's reset."""
+"""The remark of a PULL_OFFSET_MOVED (21) response that carries out an operator's offset reset."""
 RESET_ATTEMPTS: Final = 4
 _MIB: Final = 1 << 20
 
 
 class Anchor(NamedTuple):
-    """A message that a reader has seen at `offset`: stored at `stored_ms` (milliseconds since
-    1970), at byte `position` of the commit log (None if unknown). `stored_ms` is None if retention
-    had removed the message before it was looked for."""
+    """A message that a reader has read, by which it recognises the queue.
+
+    `stored_ms` is the store time in milliseconds since 1970, None if retention had removed the
+    message before it was probed. `position` is its position in the commit log, None if unknown.
+    """
 
     offset: int
     stored_ms: int | None
     position: int | None = None
 
-    def agrees(self, found: "Anchor") -> bool:
-        """Return whether `found`, at the same offset, is the same message."""
+    def is_same_message(self, found: "Anchor") -> bool:
+        """Return whether `found`, which has the same offset, is the same message."""
         if self.stored_ms != found.stored_ms:
             return False
         return None in (self.position, found.position) or self.position == found.position
 
 
-def anchor_of(record: bytes | memoryview | StoredMessage) -> Anchor:
-    """Make an anchor of a stored message, decoded or not. Raises ProtocolError."""
+def make_anchor(record: bytes | memoryview | StoredMessage) -> Anchor:
+    """Make an anchor of a stored message, decoded or not.
+
+    Raise ProtocolError for a damaged record.
+    """
     if isinstance(record, StoredMessage):
         return Anchor(record.queue_offset, record.store_time_ms, record.physical_offset)
     head = parse_head(record)
     return Anchor(head.queue_offset, head.store_time_ms, head.physical_offset)
 
 
-class Look(NamedTuple):
-    """The result of `look`: the queue has the offsets from `offset_min` up to, not including,
-    `offset_max`; `found` is the message at the wanted offset, None if it is not there.
-    `is_refused`: the broker answered that the queue has no such offset. `reset_to`: the offset of a
-    group reset with which it answered, else None."""
+class QueueProbe(NamedTuple):
+    """The result of `probe_queue`.
+
+    The queue has the offsets from `offset_min` up to, not including, `offset_max`. `found` is the
+    message at the requested offset, None if it is not there. `is_refused` says that the broker
+    rejected the offset as out of range. `reset_to` is the offset of a group reset if the response
+    contained one, else None.
+    """
 
     found: Anchor | None
     offset_min: int
@@ -90,28 +101,30 @@ class Look(NamedTuple):
     reset_to: int | None = None
 
 
-def look(directory: Directory, group: str, queue: MessageQueue, offset: int) -> Conversation[Look]:
-    """Pull the message at `offset` from the broker of the queue. Return it, if it is there, with
-    the bounds of the queue.
+def probe_queue(
+    directory: Directory, group: str, queue: MessageQueue, offset: int
+) -> Conversation[QueueProbe]:
+    """Pull the message at `offset` from the broker of a queue.
 
-    Raises RouteNotFoundError, RequestError (TOPIC_NOT_EXIST (17) for a deleted topic),
-    ConnectionLostError, RequestTimeoutError, and ProtocolError for a record that cannot be parsed.
+    Return it, if it is there, with the bounds of the queue. Raises RouteNotFoundError, RequestError
+    (TOPIC_NOT_EXIST (17) for a deleted topic), ConnectionLostError, RequestTimeoutError, and
+    ProtocolError for a record that cannot be parsed.
     """
-    command = requests.look(group, queue, offset)
-    address = yield from directory.address(queue)
-    answer = pull_answer((yield Call(address, command)), address)
-    bounds = answer.offset_min, answer.offset_max
-    if answer.status is PullStatus.OFFSET_ILLEGAL:
-        reset_to = answer.next_offset if answer.remark == OFFSET_RESET else None
-        return Look(None, *bounds, is_refused=True, reset_to=reset_to)
-    if answer.status is not PullStatus.FOUND:
-        return Look(None, *bounds)
-    found = anchor_of(answer.data)
-    return Look(found if found.offset == offset else None, *bounds)
+    command = requests.probe_message(group, queue, offset)
+    address = yield from directory.get_read_address(queue)
+    response = parse_pull_response((yield Call(address, command)), address)
+    bounds = response.offset_min, response.offset_max
+    if response.status is PullStatus.OFFSET_ILLEGAL:
+        reset_to = response.next_offset if response.remark == OFFSET_RESET else None
+        return QueueProbe(None, *bounds, is_refused=True, reset_to=reset_to)
+    if response.status is not PullStatus.FOUND:
+        return QueueProbe(None, *bounds)
+    found = make_anchor(response.data)
+    return QueueProbe(found if found.offset == offset else None, *bounds)
 
 
 class QueueVerdict(Enum):
-    """The result of a check; the table of the module explains each."""
+    """The verdict of a check; the table in the module docstring explains each."""
 
     SAME = "same"
     RECREATED = "recreated"
@@ -120,9 +133,11 @@ class QueueVerdict(Enum):
     UNKNOWN = "unknown"
 
 
-class Judgement(NamedTuple):
-    """A verdict, and the offset at which the reader goes on: -1 for SAME and UNKNOWN, where the
-    reader stays."""
+class CheckResult(NamedTuple):
+    """The result of a check: the verdict and the offset at which the reader continues.
+
+    `offset` is -1 for SAME and UNKNOWN, where the reader stays at its offset.
+    """
 
     verdict: QueueVerdict
     offset: int = -1
@@ -133,61 +148,71 @@ def check_queue(
     group: str,
     queue: MessageQueue,
     anchors: Iterable[Anchor],
-) -> Conversation[Judgement]:
-    """Look for `anchors` in a queue, from the newest to the oldest, and return the verdict.
+) -> Conversation[CheckResult]:
+    """Look for anchors in a queue, from the newest to the oldest, and return the result.
 
     Stop at the first anchor that is in its place or that retention has removed, and at a reset or
-    the answer of a slave. Pass over an anchor where the queue has a hole. Without anchors the
-    verdict is SAME. Raises what `look` raises.
+    the response of a slave. Skip an anchor where the queue has a hole. Without anchors the verdict
+    is SAME. Raises what `probe_queue` raises.
     """
     is_changed, offset_min = False, 0
     for anchor in sorted(anchors, reverse=True):
-        seen = yield from look(directory, group, queue, anchor.offset)
+        seen = yield from probe_queue(directory, group, queue, anchor.offset)
         offset_min = seen.offset_min
         if seen.reset_to is not None:
-            return Judgement(QueueVerdict.RESET, seen.reset_to)
+            return CheckResult(QueueVerdict.RESET, seen.reset_to)
         if anchor.offset < offset_min:
             break  # retention removed this one and all that are older
         if anchor.offset >= seen.offset_max:
             # A master refuses an offset behind the end; a slave does not, it may get the messages.
             if anchor.offset == seen.offset_max:
-                seen = yield from look(directory, group, queue, anchor.offset + 1)
+                seen = yield from probe_queue(directory, group, queue, anchor.offset + 1)
             if not seen.is_refused:
-                return Judgement(QueueVerdict.UNKNOWN)
+                return CheckResult(QueueVerdict.UNKNOWN)
             is_changed = True
         elif seen.found is None:
             continue  # a hole, such as a broker's compaction leaves
-        elif anchor.agrees(seen.found):
+        elif anchor.is_same_message(seen.found):
             if is_changed:
-                return Judgement(QueueVerdict.CUT, anchor.offset + 1)
-            return Judgement(QueueVerdict.SAME)
+                return CheckResult(QueueVerdict.CUT, anchor.offset + 1)
+            return CheckResult(QueueVerdict.SAME)
         else:
             is_changed = True
     return (
-        Judgement(QueueVerdict.RECREATED, offset_min)
+        CheckResult(QueueVerdict.RECREATED, offset_min)
         if is_changed
-        else Judgement(QueueVerdict.SAME)
+        else CheckResult(QueueVerdict.SAME)
     )
 
 
 class QueueIdentity:
-    """The anchors that one reader has of its queue: `proven` ones were in their places at the last
-    check, `fresh` ones were seen since."""
+    """The anchors that one reader has for its queue.
+
+    `proven` anchors were in their places at the last check, `fresh` ones were read since.
+    """
 
     __slots__ = (
-        "_bounds", "_proved_s", "_size_bytes", "fresh", "is_begun", "is_suspect", "proven",
-    )  # fmt: skip
+        "_bounds",
+        "_checked_s",
+        "_size_bytes",
+        "fresh",
+        "has_probed_start",
+        "is_suspect",
+        "proven",
+    )
 
     def __init__(self, anchors: Iterable[Anchor] = ()) -> None:
         self.proven: list[Anchor] = sorted(anchors)
         self.fresh: list[Anchor] = []
         self.is_suspect: bool = bool(self.proven)
-        """Whether the next answer needs a proof, however soon it comes: after an error, or because
-        the queue has lost something."""
-        self.is_begun: bool = False
+        """Whether the next response needs a check, however recent the last one is.
+
+        True after an error, and when the queue has lost something.
+        """
+        self.has_probed_start: bool = False
         """Whether the message before the first position has been looked for."""
         self._bounds = (0, 0)
-        self._proved_s = float("-inf")
+        self._checked_s = float("-inf")
         self._size_bytes = 0
 
     @property
@@ -196,74 +221,87 @@ class QueueIdentity:
         return self.proven[-1] if self.proven else None
 
     def add_anchor(self, anchor: Anchor, size_bytes: int, now_s: float) -> None:
-        """Add `anchor`, the last message of an answer; its record has `size_bytes` bytes, and it
-        was seen at `now_s` (monotonic seconds). It is fresh until the next check; the very first
-        anchor counts as proven."""
+        """Add `anchor`, the last message of a response, as a fresh anchor.
+
+        Its record has `size_bytes` bytes, and it was read at `now_s` (monotonic seconds). The very
+        first anchor counts as proven.
+        """
         if self.proven:
             self.fresh.append(anchor)
-            self.fresh = _thinned(self.fresh)
+            self.fresh = _thin_out(self.fresh)
         else:
             self.proven.append(anchor)
-            self._proved_s = now_s
+            self._checked_s = now_s
         self._size_bytes = size_bytes
 
-    def needs_proof(self, answer: PullAnswer, now_s: float) -> bool:
-        """Return whether the queue has to be checked before `answer` is handed out: it is suspect,
-        or the last check is longer ago than the period. Make the queue suspect if the answer shows
-        a loss: the offset is illegal, or a bound moved backwards. Return False while no anchor is
-        proven."""
+    def needs_check(self, response: PullResponse, now_s: float) -> bool:
+        """Return whether the queue has to be checked before `response` is handed out.
+
+        That is the case if the queue is suspect or the last check is longer ago than the period. A
+        response that shows a loss makes the queue suspect: its offset is illegal, or a bound moved
+        backwards. Return False while no anchor is proven.
+        """
         if not self.proven:
             return False
         offset_min, offset_max = self._bounds
         self.is_suspect |= (
-            answer.status is PullStatus.OFFSET_ILLEGAL
-            or answer.offset_min < offset_min
-            or answer.offset_max < offset_max
+            response.status is PullStatus.OFFSET_ILLEGAL
+            or response.offset_min < offset_min
+            or response.offset_max < offset_max
         )
-        passed_s = now_s - self._proved_s
-        return self.is_suspect or passed_s >= PROOF_PERIOD_S + self._size_bytes / _MIB
+        passed_s = now_s - self._checked_s
+        return self.is_suspect or passed_s >= CHECK_PERIOD_S + self._size_bytes / _MIB
 
-    def accept_bounds(self, answer: PullAnswer) -> None:
-        """Remember the bounds of the queue from an answer that was accepted."""
-        self._bounds = answer.offset_min, answer.offset_max
+    def update_bounds(self, response: PullResponse) -> None:
+        """Remember the bounds of the queue from a response that was accepted."""
+        self._bounds = response.offset_min, response.offset_max
 
-    def note_unknown(self, asked_s: float) -> None:
-        """Note that the check at `asked_s` (monotonic seconds) gave no verdict. The queue is no
-        longer suspect, so the next check comes after the usual period."""
+    def record_unknown(self, asked_s: float) -> None:
+        """Record that the check at `asked_s` (monotonic seconds) gave no verdict.
+
+        The queue is no longer suspect, so the next check comes after the usual period.
+        """
         self.is_suspect = False
-        self._proved_s = asked_s
+        self._checked_s = asked_s
 
-    def note_same(self, asked_s: float) -> None:
-        """Note that the check at `asked_s` (monotonic seconds) found the queue unchanged. All fresh
-        anchors become proven."""
-        self.proven = _thinned(sorted({*self.proven, *self.fresh}))
+    def record_same(self, asked_s: float) -> None:
+        """Record that the check at `asked_s` (monotonic seconds) found the queue unchanged.
+
+        All fresh anchors become proven.
+        """
+        self.proven = _thin_out(sorted({*self.proven, *self.fresh}))
         self.fresh.clear()
         self.is_suspect = False
-        self._proved_s = asked_s
+        self._checked_s = asked_s
 
-    def cut(self, offset: int) -> None:
-        """Forget the proven anchors from `offset` on, whose messages the broker has lost, all fresh
-        anchors, and the bounds."""
+    def drop_lost_anchors(self, offset: int) -> None:
+        """Drop the proven anchors from `offset` on, all fresh anchors, and the bounds.
+
+        The broker has lost the messages from `offset` on.
+        """
         self.proven = [anchor for anchor in self.proven if anchor.offset < offset]
         self.fresh.clear()
         self._bounds = (0, 0)
 
-    def forget(self) -> None:
-        """Forget all anchors and the bounds, because the queue belongs to a new topic."""
+    def clear(self) -> None:
+        """Drop all anchors and the bounds, because the queue belongs to a new topic."""
         self.proven.clear()
         self.fresh.clear()
         self.is_suspect = False
         self._bounds = (0, 0)
 
-    def begin(
+    def probe_start(
         self, directory: Directory, group: str, queue: MessageQueue, position: int
     ) -> Conversation[int | None]:
-        """Look for the message before `position`, the offset that is read next, and take it as the
-        first proven anchor. If retention has removed it, take an anchor without a store time; if
-        `position` is behind the end, or the queue has a hole, take none. Return the offset of a
-        group reset if the broker answered with one, else None. Raises what `look` raises."""
-        seen = yield from look(directory, group, queue, position - 1)
-        self.is_begun = True
+        """Look for the message before `position` and take it as the first proven anchor.
+
+        `position` is the offset that is read next. If retention has removed the message before it,
+        take an anchor without a store time. If `position` is behind the end, or the queue has a
+        hole, take none. Return the offset of a group reset if the broker responded with one, else
+        None. Raises what `probe_queue` raises.
+        """
+        seen = yield from probe_queue(directory, group, queue, position - 1)
+        self.has_probed_start = True
         if seen.reset_to is None and position <= seen.offset_max:
             if seen.found is not None:
                 self.proven.append(seen.found)
@@ -273,24 +311,29 @@ class QueueIdentity:
 
     def check(
         self, directory: Directory, group: str, queue: MessageQueue
-    ) -> Conversation[Judgement]:
-        """Check the proven anchors at the broker and return the verdict. If they are in place and
-        the queue is suspect, check the newest fresh anchor as well; if it is missing, the verdict
-        is CUT, because another broker may have taken over without it. Raises what `look` raises."""
+    ) -> Conversation[CheckResult]:
+        """Check the proven anchors at the broker and return the result.
+
+        If they are in place and the queue is suspect, check the newest fresh anchor as well. If
+        that is missing, the verdict is CUT, because another broker may have taken over without it.
+        Raises what `probe_queue` raises.
+        """
         fresh = self.fresh[-1:] if self.is_suspect else []
         found = yield from check_queue(directory, group, queue, self.proven)
         if found.verdict is QueueVerdict.SAME and fresh:
             above = yield from check_queue(directory, group, queue, fresh)
             if above.verdict not in (QueueVerdict.SAME, QueueVerdict.UNKNOWN):
-                return Judgement(QueueVerdict.CUT, self.proven[-1].offset + 1)
+                return CheckResult(QueueVerdict.CUT, self.proven[-1].offset + 1)
             return above if above.verdict is QueueVerdict.UNKNOWN else found
         return found
 
 
-def _thinned(anchors: Sequence[Anchor]) -> list[Anchor]:
-    """Return at most ANCHORS_MAX of `anchors`, which are sorted: the first, the last, and between
-    them those whose distances to the last grow most evenly. So few messages repeat after a cut of
-    any length."""
+def _thin_out(anchors: Sequence[Anchor]) -> list[Anchor]:
+    """Return at most ANCHORS_MAX of `anchors`, which are sorted.
+
+    Keep the first, the last, and between them those whose distances to the last grow most evenly.
+    So few messages repeat after a cut of any length.
+    """
     kept = list(anchors)
     while len(kept) > ANCHORS_MAX:
         end = kept[-1].offset
@@ -303,13 +346,15 @@ def _thinned(anchors: Sequence[Anchor]) -> list[Anchor]:
     return kept
 
 
-def restart_offset(answer: PullAnswer, offset: int) -> int | None:
-    """Return the first offset of the queue if the broker refused `offset` because it is behind the
-    end of the queue; return None for any other answer. A reader without anchors goes on there."""
+def restart_offset(response: PullResponse, offset: int) -> int | None:
+    """Return the first offset of the queue if `offset` is behind the end of the queue.
+
+    A reader without anchors continues there. Return None for any other response.
+    """
     if (
-        answer.status is not PullStatus.OFFSET_ILLEGAL
-        or answer.remark == OFFSET_RESET
-        or offset <= answer.offset_max
+        response.status is not PullStatus.OFFSET_ILLEGAL
+        or response.remark == OFFSET_RESET
+        or offset <= response.offset_max
     ):
         return None
-    return answer.offset_min
+    return response.offset_min

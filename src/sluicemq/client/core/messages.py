@@ -1,20 +1,21 @@
-"""A message made ready to travel: checked, its properties joined, its body compressed; batches.
+"""Encode messages for send requests: check them, join their properties, compress their bodies.
 
-Facts: spec/remoting.md §9-§11. Properties are `name U+0001 value U+0002` repeated; the client adds
-UNIQ_KEY (its id) and WAIT; bodies of 4,096 bytes and more are deflated at level 5, as the Java
-client does, and keep their plain form when that is smaller.
+Facts: spec/remoting.md §9-§11. On the wire, properties are `name U+0001 value U+0002`, repeated.
+The client adds UNIQ_KEY (the message id) and WAIT. Bodies of `COMPRESS_FROM_BYTES` and more are
+deflated at level 5, as the Java client does, unless that makes them larger.
 
-When a message is delivered is said in one of three ways; a level needs no more than a 4.x broker, a
-time needs 5.x:
+The delivery time of a message can be given in one of three ways. A delay level works with 4.x
+brokers, the others need 5.x:
 
-    delay_level=3                   a level of the brokers' messageDelayLevel: 10 s as a rule
-    delay=90 | timedelta(hours=5)   so long from now, to the millisecond
-    deliver_at=datetime | ms        at that time; one that is over means at once
+    delay_level=3                   a level of the brokers' messageDelayLevel; 3 is 10 s by default
+    delay=90 | timedelta(hours=5)   from now on, with a resolution of 1 ms
+    deliver_at=datetime | ms        at that time, or at once if it has passed
 
-A batch is one request and is stored all or nothing. So its messages must agree in everything that
-the request says once: topic and WAIT; and RocketMQ does not support delay or retry topics in it. We
-refuse before sending and name the index at fault. Parts are at most 1 MiB, the size that RocketMQ
-recommends; a single larger message travels alone.
+A batch is one request and is stored completely or not at all. So its messages must agree in what
+the request has only once: topic, WAIT and sharding key. RocketMQ does not support delayed messages
+or retry topics in a batch. The client checks this before it sends anything, and names the index of
+the wrong message. `split_batch` divides a batch into requests of at most 1 MiB, the size that
+RocketMQ recommends; a single larger message is sent alone.
 """
 
 import struct
@@ -56,65 +57,76 @@ from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import FRAME_BYTES_MAX, JSON, VERSION, Command, encode_start
 
 DELAY_LEVEL_MAX: Final = 18
-"""Those of messageDelayLevel by default: 1s 5s 10s 30s 1m … 10m 20m 30m 1h 2h."""
+"""The number of delay levels in messageDelayLevel by default: 1s 5s 10s 30s 1m … 10m 20m 30m 1h 2h.
+"""
 M = TypeVar("M")
 _MS_MIN: Final = 100_000_000_000
-"""A smaller number of ms lies before 1973: it is one of seconds."""
+"""A smaller number of milliseconds is a time before 1973, so it is probably meant as seconds."""
 _SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
 
 
-def delay_ms_of(delay: timedelta | float) -> int:
-    """A delay in seconds or as timedelta -> ms. Raises ConfigurationError."""
+def parse_delay_ms(delay: timedelta | float) -> int:
+    """Convert a delay, a number of seconds or a timedelta, to milliseconds.
+
+    Raises ConfigurationError if it is neither, negative or too large.
+    """
     if isinstance(delay, bool) or not isinstance(delay, int | float | timedelta):
         raise ConfigurationError(
-            f"the delay is {delay!r:.60}.", fix="Give seconds or a timedelta: delay=90."
+            f"delay must be a number of seconds or a timedelta, got {delay!r:.60}.",
+            fix="Use for example delay=90.",
         )
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     if not 0 <= seconds < 1e10:
         raise ConfigurationError(
-            f"the delay is {seconds:,} s.",
-            fix="Give 0 or more; brokers take 3 days, or what their timerMaxDelaySec says.",
+            f"delay must be 0 or more seconds, got {seconds:,} s.",
+            fix="Use a delay that the brokers accept: up to 3 days, or their timerMaxDelaySec.",
         )
     return round(seconds * 1000)
 
 
-def deliver_at_ms_of(moment: datetime | int) -> int:
-    """A time of delivery -> ms since 1970. Raises ConfigurationError."""
+def parse_deliver_at_ms(moment: datetime | int) -> int:
+    """Convert a delivery time to milliseconds since 1970.
+
+    `moment` is a datetime with a time zone, or milliseconds since 1970. Raises ConfigurationError
+    for a datetime without a time zone, any other type, and a time before 1973.
+    """
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
             raise ConfigurationError(
                 f"deliver_at={moment} has no time zone.",
-                fix="Add one: datetime.now(UTC) + …, or .astimezone() for local time.",
+                fix="Add one, as in datetime.now(UTC) + …, or use .astimezone() for local time.",
             )
         return round(moment.timestamp() * 1000)
     if isinstance(moment, bool) or not isinstance(moment, int):
         raise ConfigurationError(
-            f"deliver_at is {moment!r:.60}.",
-            fix="Give a datetime with a time zone, or whole milliseconds since 1970.",
+            f"deliver_at must be a datetime or milliseconds, got {moment!r:.60}.",
+            fix="Use a datetime with a time zone, or whole milliseconds since 1970.",
         )
     if moment < _MS_MIN:
         raise ConfigurationError(
             f"deliver_at={moment} is before 1973.",
-            fix="It counts milliseconds since 1970: multiply seconds by 1,000.",
+            fix="Use milliseconds since 1970: multiply seconds by 1,000.",
         )
     return moment
 
 
-def recalled(handle: str) -> RecallHandle:
-    """What a recall handle says. Raises ConfigurationError when it is none."""
+def expect_recall_handle(handle: str) -> RecallHandle:
+    """Decode a recall handle. Raise ConfigurationError if it is not valid."""
     found = parse_recall_handle(handle) if isinstance(handle, str) else None
     if found is None:
         raise ConfigurationError(
-            f"{handle!r:.200} is no recall handle.",
-            fix="It is the recall_handle of a SendResult; only timed messages have one.",
+            f"{handle!r:.200} is not a valid recall handle.",
+            fix="Use the recall_handle of a SendResult; only timed messages have one.",
         )
     return found
 
 
 @dataclass(slots=True)
-class Draft:
-    """A message from the arguments of a send until it is ready: what `Message` has. A frozen object
-    costs three times as much to make."""
+class MessageDraft:
+    """The arguments of a send, with the fields of `Message`, until they are encoded.
+
+    A draft is not frozen, because a frozen object takes three times as long to create.
+    """
 
     topic: str
     body: bytes
@@ -130,50 +142,61 @@ class Draft:
 
 
 def delay_properties(
-    message: Message | Draft, level_max: int = DELAY_LEVEL_MAX
+    message: Message | MessageDraft, level_max: int = DELAY_LEVEL_MAX
 ) -> Mapping[str, str]:
-    """The properties that say when. Raises ConfigurationError for what cannot be meant."""
+    """Return the properties that tell the broker when to deliver a message.
+
+    There are none if the message is not delayed. `level_max` is the number of the brokers' delay
+    levels. Raises ConfigurationError for an invalid level or delay, and if the message has more
+    than one of them.
+    """
     found: dict[str, str] = {}
     if message.delay_level:
         level = message.delay_level
         if not isinstance(level, int) or not 0 < level <= level_max:
             raise ConfigurationError(
-                f"the delay level is {level!r:.60}.",
-                fix=f"Levels are 1 to {level_max}, 0 is none. For any other time give delay= or "
-                "deliver_at=.",
+                f"the delay level must be 0 to {level_max}, got {level!r:.60}.",
+                fix=f"Use a level from 1 to {level_max}, or 0 for none. For any other time use "
+                "delay= or deliver_at=.",
             )
         found[DELAY] = str(level)
     if message.delay_ms is not None:
         if message.delay_ms < 0:
             raise ConfigurationError(
-                f"the delay is {message.delay_ms:,} ms.", fix="Give 0 or more."
+                f"the delay must not be negative, got {message.delay_ms:,} ms.",
+                fix="Use 0 ms or more.",
             )
         found[_MILLISECONDS] = str(message.delay_ms)
     if message.deliver_at_ms is not None:
         found[_DELIVER] = str(message.deliver_at_ms)
     if len(found) > 1:
         raise ConfigurationError(
-            f"the message says in more than one way when to deliver it: {', '.join(found)}.",
-            fix="Give one of delay_level, delay and deliver_at.",
+            f"the message has more than one delivery time: {', '.join(found)}.",
+            fix="Use only one of delay_level, delay and deliver_at.",
         )
     return found
 
 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+"""The maximum size of a body that the client sends, before compression."""
 PROPERTIES_BYTES_MAX: Final = 32_767
+"""The maximum size of all properties of a message together, as encoded."""
 COMPRESS_FROM_BYTES: Final = 4096
+"""Bodies of this size or more are compressed by default."""
 _COMPRESS_LEVEL: Final = 5
 
-checked_topic = lru_cache(maxsize=1024)(check_topic_to_send)
-checked_tag = lru_cache(maxsize=4096)(check_tag)
-checked_group = lru_cache(maxsize=1024)(check_group)
+check_topic_cached = lru_cache(maxsize=1024)(check_topic_to_send)
+check_tag_cached = lru_cache(maxsize=4096)(check_tag)
+check_group_cached = lru_cache(maxsize=1024)(check_group)
 
 
 @dataclass(slots=True)
-class Outgoing:
-    """A message as it goes into a send request; nobody changes it. `properties` is the joined text;
-    the counts are of the copies that consumers send to a retry topic; `sharding_key` chooses the
-    queue."""
+class OutgoingMessage:
+    """A message encoded for a send request. It must not be changed.
+
+    `properties` is the encoded text. The two `reconsume` fields are only set in retry messages that
+    a consumer sends. `sharding_key` selects the queue.
+    """
 
     topic: str
     body: bytes | memoryview
@@ -187,21 +210,27 @@ class Outgoing:
     sharding_key: str | None = None
 
 
-_parts: Final[Callable[[Draft], tuple[Any, ...]]] = attrgetter(*Draft.__slots__)
+_draft_values: Final[Callable[[MessageDraft], tuple[Any, ...]]] = attrgetter(
+    *MessageDraft.__slots__
+)
 
 Body = bytes | bytearray | memoryview | str
-"""Text is sent as UTF-8."""
+"""A str is sent as UTF-8."""
 
 
 class MessageOptions(TypedDict, total=False):
-    """What makes a message besides topic and body, where `send` is not the only word.
+    """The options of a message besides its topic and body.
 
-    `tag`: what consumers choose by, no `|` in it. `keys`: what `sluice message query` finds it by,
-    without white space. `properties`: texts by name, for SQL92. `flag`: a number of yours (32
-    bits). `wait_store_ok`: answer when it is as safe as the broker keeps messages. `sharding_key`:
-    messages with the same one go to the same queue, in order. At most one of: `delay_level` (1 to
-    18, 0 is none), `delay` (seconds or a timedelta), `deliver_at` (a datetime with a time zone, or
-    ms since 1970).
+    - `tag`: what consumers filter by. It contains no `|`.
+    - `keys`: strings without white space by which `sluice message query` finds the message.
+    - `properties`: strings by name, for SQL92 filters.
+    - `flag`: a 32-bit number for the application's own use.
+    - `wait_store_ok`: if False, the broker responds before the message is as safe as it is
+      configured to keep messages.
+    - `sharding_key`: messages with the same key go to the same queue, in order.
+    - `delay_level` (1 to 18; 0 means none), `delay` (seconds or a timedelta), `deliver_at` (a
+      datetime with a time zone, or milliseconds since 1970): at most one of them delays the
+      message.
     """
 
     tag: str | None
@@ -218,28 +247,33 @@ class MessageOptions(TypedDict, total=False):
 def make_message(
     topic: str | Message, body: Body | None = None, **options: Unpack[MessageOptions]
 ) -> Message:
-    """The arguments of `send` as a `Message`; a `Message` given as topic passes through. Raises
-    ConfigurationError."""
-    return as_message(make_draft(topic, body, **options))
+    """Return the arguments of `send` as a `Message`.
+
+    A `Message` given as `topic` is returned unchanged. Raises ConfigurationError as `make_draft`
+    does.
+    """
+    return to_message(make_draft(topic, body, **options))
 
 
 def expect_one_message(message: object, kind: type[M], call: str) -> M:
-    """Return `message` if it is one message of type `kind`. Raises ConfigurationError, which names
-    the `call`, for a list and for everything else."""
+    """Return `message` if it is one message of type `kind`, else raise ConfigurationError.
+
+    `call` is the name of the called method, for the error.
+    """
     if isinstance(message, kind):
         return message
     raise ConfigurationError(
         f"{call} takes exactly one message, got {message!r:.60}.",
-        fix="Give one Message. Only `send` takes several at once (a batch): a broker checks each "
-        "message of a transaction, and answers each request, on its own."
+        fix="Pass one Message. Only `send` takes several at once (a batch): a broker checks each "
+        "message of a transaction, and responds to each request, separately."
         if isinstance(message, Sequence) and not isinstance(message, str | bytes)
-        else "Give a Message.",
+        else "Pass a Message.",
     )
 
 
-def as_message(draft: Message | Draft) -> Message:
-    """For who shall not see a draft."""
-    return draft if isinstance(draft, Message) else Message(*_parts(draft))
+def to_message(draft: Message | MessageDraft) -> Message:
+    """Return a draft as a `Message`, for application code. Return a `Message` unchanged."""
+    return draft if isinstance(draft, Message) else Message(*_draft_values(draft))
 
 
 def make_draft(
@@ -255,83 +289,102 @@ def make_draft(
     delay_level: int = 0,
     delay: timedelta | float | None = None,
     deliver_at: datetime | int | None = None,
-) -> Message | Draft:
-    """The same for who only makes it ready. HOT."""
+) -> Message | MessageDraft:
+    """Return the arguments of a send as a draft. HOT.
+
+    A `Message` given as `topic` is returned unchanged. Raises ConfigurationError if `topic` is
+    neither a string nor a Message, if options are given in addition to a Message, and for a body,
+    keys, delay or delivery time of a wrong type. Names and limits are checked later, by
+    `make_outgoing`.
+    """
     if not isinstance(topic, str):
         if not isinstance(topic, Message):
             raise ConfigurationError(
-                f"the topic is {topic!r:.60}.", fix="Give its name, or a Message."
+                f"the topic must be a string, got {topic!r:.60}.",
+                fix="Pass the topic's name, or a Message.",
             )
-        own = tag, keys, properties, sharding_key, delay_level, delay, deliver_at, flag
-        if body is not None or any(own) or not wait_store_ok:
+        options = tag, keys, properties, sharding_key, delay_level, delay, deliver_at, flag
+        if body is not None or any(options) or not wait_store_ok:
             raise ConfigurationError(
-                "a Message and a body or options of a message are given.",
-                fix="Say all of it in the Message: Message(topic, body, tag=…).",
+                "a Message cannot be combined with a body or options of a message.",
+                fix="Put all of them into the Message: Message(topic, body, tag=…).",
             )
         return topic
-    return Draft(
+    return MessageDraft(
         topic,
-        body if isinstance(body, bytes) else body_of(body),
+        body if isinstance(body, bytes) else encode_body(body),
         tag,
-        keys if isinstance(keys, tuple) else keys_of(keys),
+        keys if isinstance(keys, tuple) else to_key_tuple(keys),
         {} if properties is None else properties,
         flag,
         wait_store_ok,
         sharding_key,
         delay_level,
-        None if delay is None else delay_ms_of(delay),
-        None if deliver_at is None else deliver_at_ms_of(deliver_at),
+        None if delay is None else parse_delay_ms(delay),
+        None if deliver_at is None else parse_deliver_at_ms(deliver_at),
     )
 
 
-def body_of(body: Body | None) -> bytes:
-    """As it is sent. Raises ConfigurationError."""
+def encode_body(body: Body | None) -> bytes:
+    """Return a body as bytes. A str is encoded as UTF-8.
+
+    Raises ConfigurationError for any other type.
+    """
     if isinstance(body, str):
         return body.encode()
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     raise ConfigurationError(
-        f"the body is {body!r:.60} ({type(body).__name__}).",
-        fix="Give bytes, or text (sent as UTF-8): json.dumps(…) of what is neither.",
+        f"the body must be bytes or a string, got {body!r:.60} ({type(body).__name__}).",
+        fix="Pass bytes or a string (sent as UTF-8), for example json.dumps(…).",
     )
 
 
-def keys_of(keys: object) -> tuple[str, ...]:
-    """One key or several. Raises ConfigurationError."""
+def to_key_tuple(keys: object) -> tuple[str, ...]:
+    """Return the keys of a message as a tuple.
+
+    None means no keys, a string means one key. Raises ConfigurationError if `keys` is neither a
+    string nor a sequence or set.
+    """
     if keys is None or isinstance(keys, str):
         return () if keys is None else (keys,)
     if isinstance(keys, Sequence | Set) and not isinstance(keys, bytes):
         return tuple(keys)
-    raise ConfigurationError(f"the keys are {keys!r:.60}.", fix="Give a text or a list of texts.")
+    raise ConfigurationError(
+        f"keys must be a string or a list of strings, got {keys!r:.60}.",
+        fix="Pass a string or a list of strings.",
+    )
 
 
-def prepare(
-    message: Message | Draft,
+def make_outgoing(
+    message: Message | MessageDraft,
     message_id: str,
     *,
     body_bytes_max: int = BODY_BYTES_MAX,
     compress_from_bytes: int = COMPRESS_FROM_BYTES,
     delay_level_max: int = DELAY_LEVEL_MAX,
-) -> Outgoing:
-    """Checks a message and makes it ready. HOT.
+) -> OutgoingMessage:
+    """Check a message and encode it for a send request. HOT.
 
-    Raises ConfigurationError for a bad topic, tag, key, property or size. `compress_from_bytes` 0
-    switches compression off (batches do so, spec/remoting.md §9).
+    `message_id` becomes its UNIQ_KEY. Bodies of `compress_from_bytes` or more are compressed; 0
+    disables that, as batches require (spec/remoting.md §9). Raises ConfigurationError for an
+    invalid topic, tag, key, property, flag or delay, an empty body, and a body or properties that
+    are too large.
     """
     topic = message.topic
-    topic = checked_topic(topic) if isinstance(topic, str) else check_topic_to_send(topic)
-    body = message.body if isinstance(message.body, bytes) else body_of(message.body)
+    topic = check_topic_cached(topic) if isinstance(topic, str) else check_topic_to_send(topic)
+    body = message.body if isinstance(message.body, bytes) else encode_body(message.body)
     if not body:
         raise ConfigurationError(
-            "the body is empty, which RocketMQ's brokers do not accept.",
+            "the body is empty, and RocketMQ brokers reject empty bodies.",
             fix="Send at least one byte.",
         )
     if len(body) > body_bytes_max:
         raise ConfigurationError(
             f"the body has {len(body):,} bytes, the limit is {body_bytes_max:,}.",
-            fix="Split it, or store it elsewhere and send its address.",
+            fix="Split the body, or store it elsewhere and send a reference to it.",
         )
-    properties = _properties(message, message_id, delay_level_max)
+    properties = _encode_properties(message, message_id, delay_level_max)
     if message.flag != 0:
         check_number("the flag", message.flag, -(2**31), 2**31 - 1)
     sys_flag = 0
@@ -339,27 +392,44 @@ def prepare(
         smaller = zlib.compress(body, _COMPRESS_LEVEL)
         if len(smaller) < len(body):
             body, sys_flag = smaller, COMPRESSED | COMPRESSION_ZLIB
-    return Outgoing(
-        topic, body, properties, message_id, sys_flag, message.flag, message.wait_store_ok,
-        0, None, message.sharding_key,
-    )  # fmt: skip
+    return OutgoingMessage(
+        topic,
+        body,
+        properties,
+        message_id,
+        sys_flag,
+        message.flag,
+        message.wait_store_ok,
+        0,
+        None,
+        message.sharding_key,
+    )
 
 
-def bare(topic: str, body: bytes, message_id: str) -> Outgoing:
-    """The same of a message that is nothing but its topic and a body that needs no look. HOT."""
+def make_plain_outgoing(topic: str, body: bytes, message_id: str) -> OutgoingMessage:
+    """Encode a message that has only a topic and a body, which the caller has checked. HOT.
+
+    Raises ConfigurationError for an invalid topic.
+    """
     text = f"{UNIQ_KEY}\x01{message_id}\x02{WAIT}\x01true\x02"
-    return Outgoing(checked_topic(topic), body, text, message_id, 0, 0, True)
+    return OutgoingMessage(check_topic_cached(topic), body, text, message_id, 0, 0, True)
 
 
-def _properties(message: Message | Draft, message_id: str, delay_level_max: int) -> str:
+def _encode_properties(
+    message: Message | MessageDraft, message_id: str, delay_level_max: int
+) -> str:
+    """Return the properties of a message as they are sent.
+
+    Raises ConfigurationError if one is not valid.
+    """
     wait = "true" if message.wait_store_ok else "false"
     text = f"{UNIQ_KEY}\x01{message_id}\x02{WAIT}\x01{wait}\x02"
     if message.tag is not None:
         tag = message.tag
-        tag = checked_tag(tag) if isinstance(tag, str) else check_tag(tag)
+        tag = check_tag_cached(tag) if isinstance(tag, str) else check_tag(tag)
         text += f"{TAGS}\x01{tag}\x02"
     if keys := message.keys:
-        keys = check_keys(keys if isinstance(keys, tuple) else keys_of(keys))
+        keys = check_keys(keys if isinstance(keys, tuple) else to_key_tuple(keys))
         text += f"{KEYS}\x01{' '.join(keys)}\x02"
     if message.sharding_key:
         check_properties({"shardingKey": message.sharding_key})
@@ -367,112 +437,129 @@ def _properties(message: Message | Draft, message_id: str, delay_level_max: int)
     if message.delay_level or message.delay_ms is not None or message.deliver_at_ms is not None:
         when = delay_properties(message, delay_level_max)
         text += "".join([f"{name}\x01{value}\x02" for name, value in when.items()])
-    own = message.properties
-    if own or own.__class__ is not dict:
-        check_properties(own)
-        # An empty value would be dropped by every reader (spec/remoting.md §9): it is absent here.
-        text += "".join([f"{name}\x01{value}\x02" for name, value in own.items() if value])
+    properties = message.properties
+    if properties or properties.__class__ is not dict:
+        check_properties(properties)
+        # Every reader drops an empty value (spec/remoting.md §9), so it is not sent.
+        text += "".join([f"{name}\x01{value}\x02" for name, value in properties.items() if value])
     if len(text) * 4 > PROPERTIES_BYTES_MAX and len(text.encode()) > PROPERTIES_BYTES_MAX:
         raise ConfigurationError(
-            f"the properties take {len(text.encode()):,} bytes, the limit is "
+            f"the properties have {len(text.encode()):,} bytes, the limit is "
             f"{PROPERTIES_BYTES_MAX:,}.",
-            fix=_CURE_LARGE,
+            fix=_FIX_LARGE,
         )
     return text
 
 
-_CURE_LARGE = "Put large values into the body."
+_FIX_LARGE = "Put large values into the body."
 
 
-def add_properties(outgoing: Outgoing, added: Mapping[str, str], purpose: str) -> Outgoing:
-    """The message with the properties that its purpose needs. Raises ConfigurationError when they
-    are too many."""
+def add_properties(
+    outgoing: OutgoingMessage, added: Mapping[str, str], purpose: str
+) -> OutgoingMessage:
+    """Return the message with the additional properties that `purpose` requires.
+
+    `purpose` is a noun, for the error. Raises ConfigurationError if the properties become too
+    large.
+    """
     text = outgoing.properties + "".join(f"{k}\x01{v}\x02" for k, v in added.items())
     if len(text.encode()) > PROPERTIES_BYTES_MAX:
         raise ConfigurationError(
-            f"the properties take more than {PROPERTIES_BYTES_MAX:,} bytes with those of "
+            f"the properties have more than {PROPERTIES_BYTES_MAX:,} bytes, including those for "
             f"{purpose}.",
-            fix=_CURE_LARGE,
+            fix=_FIX_LARGE,
         )
     return replace(outgoing, properties=text)
 
 
 BATCH_BYTES_MAX: Final = 1024 * 1024
-_FIXED_BYTES: Final = 22
+"""The maximum size of one batch request."""
+_BATCH_ENTRY_OVERHEAD_BYTES: Final = 22
+"""The bytes that an encoded message of a batch has besides its body and properties."""
 
 
 def check_batch(messages: Sequence[Message]) -> None:
-    """Raises SendError that names the first message which may not be in this batch."""
+    """Check that messages can be sent as one batch.
+
+    Raises ConfigurationError if `messages` is not a sequence of messages. Raises SendError for an
+    empty batch and for messages that do not agree; it names the index of the first one.
+    """
     if not messages:
-        raise SendError("the batch is empty.", fix="Give at least one message.")
+        raise SendError("the batch is empty.", fix="Pass at least one message.")
     first = messages[0] if isinstance(messages, Sequence) else messages
     for index, message in enumerate(messages if isinstance(messages, Sequence) else [messages]):
         if not isinstance(message, Message) or not isinstance(messages, Sequence):
             raise ConfigurationError(
-                f"a batch is a list of messages, not {message!r:.60}.",
+                f"a batch must be a list of messages, got {message!r:.60}.",
                 fix="Write send_batch([Message(topic, body), …]).",
             )
-        if fault := _batch_fault(message, first):
+        if fault := _find_batch_fault(message, first):
             what, fix = fault
             raise SendError(f"message {index} of the batch {what}. Nothing was sent.", fix=fix)
 
 
-def _batch_fault(message: Message, first: Message) -> tuple[str, str] | None:
-    """Why a message may not be in a batch that begins with another one, and the cure."""
+def _find_batch_fault(message: Message, first: Message) -> tuple[str, str] | None:
+    """Return (fault, fix) if `message` cannot be in a batch that begins with `first`, else None."""
     if message.topic != first.topic:
         what = f"goes to the topic {message.topic!r}, message 0 to {first.topic!r}"
-        return what, "Send a batch for each topic."
+        return what, "Send a separate batch for each topic."
     if message.wait_store_ok != first.wait_store_ok:
         what = f"has wait_store_ok={message.wait_store_ok}, message 0 {first.wait_store_ok}"
-        return what, "Give all messages of a batch the same."
+        return what, "Use the same value for all messages of a batch."
     if message.delay_level or message.delay_ms is not None or message.deliver_at_ms is not None:
         return "is delayed", "Send delayed messages one by one."
     if message.sharding_key != first.sharding_key:
         what = f"has the sharding key {message.sharding_key!r}, message 0 {first.sharding_key!r}"
-        return what, "A batch goes to one queue: send one for each key."
+        return what, "Send a separate batch for each key: a batch goes to one queue."
     if message.topic.startswith(RETRY_PREFIX):
         return f"goes to the retry topic {message.topic!r}", "Send it to the group's own topic."
     return None
 
 
-def split(parts: Sequence[Outgoing], bytes_max: int = BATCH_BYTES_MAX) -> Iterator[list[Outgoing]]:
-    """Consecutive runs of at most `bytes_max` bytes as encoded; order is kept."""
-    run: list[Outgoing] = []
+def split_batch(
+    parts: Sequence[OutgoingMessage], bytes_max: int = BATCH_BYTES_MAX
+) -> Iterator[list[OutgoingMessage]]:
+    """Yield consecutive runs of `parts` whose encoded size is at most `bytes_max`.
+
+    The order is kept. A single message that is larger is a run of its own.
+    """
+    run: list[OutgoingMessage] = []
     size = 0
     for part in parts:
-        own = _FIXED_BYTES + len(part.body) + len(part.properties.encode())
-        if run and size + own > bytes_max:
+        part_size = _BATCH_ENTRY_OVERHEAD_BYTES + len(part.body) + len(part.properties.encode())
+        if run and size + part_size > bytes_max:
             yield run
             run, size = [], 0
         run.append(part)
-        size += own
+        size += part_size
     if run:
         yield run
 
 
-def join(parts: Sequence[Outgoing], batch_id: str) -> Outgoing:
-    """One request body for a run; `batch_id` names it here alone.
+def join_batch(parts: Sequence[OutgoingMessage], batch_id: str) -> OutgoingMessage:
+    """Return one message whose body is the batch of `parts`.
 
-    As a property of the batch it would be harmful: a broker of RocketMQ 5.3.3 appends those to the
-    properties of every message, and all would have the id of the batch (seen; its own client's do).
+    `batch_id` identifies it in this client only. It is not sent as a property: a RocketMQ 5.3.3
+    broker would append the properties of the batch to those of every message, and all messages
+    would get the id of the batch. With RocketMQ's own client they do.
     """
     body = encode_batch((part.flag, part.body, part.properties.encode()) for part in parts)
     wait = parts[0].wait_store_ok
     properties = f"{WAIT}\x01{'true' if wait else 'false'}\x02"
     key = parts[0].sharding_key
-    return Outgoing(parts[0].topic, body, properties, batch_id, 0, 0, wait, sharding_key=key)
+    return OutgoingMessage(parts[0].topic, body, properties, batch_id, 0, 0, wait, sharding_key=key)
 
 
 NEW_TOPIC_QUEUES: Final = 4
-"""Queues of a topic that the broker creates on our first send (defaultTopicQueueNums)."""
+"""The number of queues that a send requests for a topic that the broker has to create."""
 SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _QUEUES: Final = str(NEW_TOPIC_QUEUES)
 
 
-def send_fields(
-    group: str, queue: MessageQueue, outgoing: Outgoing, born_time_ms: int
+def make_send_fields(
+    group: str, queue: MessageQueue, outgoing: OutgoingMessage, born_time_ms: int
 ) -> dict[str, str]:
-    """The header of a send: a literal of its fields, nothing generic."""
+    """Return the header fields of a send request for `queue`."""
     fields = {
         "a": group,
         "b": queue.topic,
@@ -494,13 +581,22 @@ def send_fields(
 
 
 class SendRequest(Command):
-    """A plain send. Its header is written from what is the same for all sends to a queue; fields
-    are made only for who asks for them (signatures), and then they count."""
+    """The request to send one ordinary message, whose header is encoded only when it is needed.
+
+    `start` encodes the header from a template that is the same for all sends of a group to a queue.
+    `fields` creates the dict of header fields on first access, for example for a signature. From
+    then on the fields count: `start` returns None, so that the general encoder is used.
+    """
 
     __slots__ = ("_born_time_ms", "_fields", "_group", "_outgoing", "_queue")
 
     def __init__(
-        self, group: str, queue: MessageQueue, outgoing: Outgoing, born_time_ms: int, flag: int
+        self,
+        group: str,
+        queue: MessageQueue,
+        outgoing: OutgoingMessage,
+        born_time_ms: int,
+        flag: int,
     ) -> None:
         self.code, self.body, self.flag, self.opaque = SEND, outgoing.body, flag, 0
         self.remark, self.language, self.version = None, "PYTHON", VERSION
@@ -511,8 +607,11 @@ class SendRequest(Command):
 
     @property
     def fields(self) -> dict[str, str] | None:
+        """The header fields, created on first access."""
         if self._fields is None:
-            self._fields = send_fields(self._group, self._queue, self._outgoing, self._born_time_ms)
+            self._fields = make_send_fields(
+                self._group, self._queue, self._outgoing, self._born_time_ms
+            )
         return self._fields
 
     @fields.setter
@@ -520,19 +619,27 @@ class SendRequest(Command):
         self._fields = fields
 
     def start(self) -> bytes | None:
-        """None leaves it to the general way. HOT."""
+        """Return the frame up to the body, or None if the general encoder has to be used. HOT."""
         if self._fields is not None:
             return None
-        return _start(
-            _around(self._group, self._queue, self.flag), self._born_time_ms,
-            self._outgoing.properties, self.opaque, len(self.body),
-        )  # fmt: skip
+        return _encode_start(
+            _make_frame_template(self._group, self._queue, self.flag),
+            self._born_time_ms,
+            self._outgoing.properties,
+            self.opaque,
+            len(self.body),
+        )
 
 
-def send_start(
+def encode_send_start(
     around: tuple[bytes, bytes, bytes], born_time_ms: int, properties: str, opaque: int, size: int
 ) -> bytes | None:
-    """A plain send's frame up to its body of so many bytes; None for what needs care."""
+    """Return a plain send request's frame up to its body, which has `size` bytes.
+
+    `template` is a result of `_make_frame_template`. Return None if the frame would be too large or
+    a property contains a lone surrogate: the general encoder handles those. `engine.client.start`
+    is the compiled equivalent.
+    """
     try:
         text = orjson.dumps(properties)
     except TypeError:  # a lone surrogate
@@ -543,16 +650,20 @@ def send_start(
     return None if total > FRAME_BYTES_MAX else _PREFIX.pack(total, len(header)) + header
 
 
-_start: Final = send_start if engine.client is None else engine.client.start
+_encode_start: Final = encode_send_start if engine.client is None else engine.client.start
 _PREFIX: Final = struct.Struct(">II")
-_NOTHING: Final = Outgoing("", b"", "", "", 0, 0, True)
+_EMPTY_MESSAGE: Final = OutgoingMessage("", b"", "", "", 0, 0, True)
 
 
 @lru_cache(maxsize=4096)
-def _around(group: str, queue: MessageQueue, flag: int) -> tuple[bytes, bytes, bytes]:
-    """A plain send's header before its time, between its properties and its opaque, and behind
-    it. What stands in a text cannot be taken for them: it has no bare quotes."""
-    command = Command(SEND, send_fields(group, queue, _NOTHING, 0), flag=flag)
+def _make_frame_template(group: str, queue: MessageQueue, flag: int) -> tuple[bytes, bytes, bytes]:
+    """Return the constant parts of a plain send's JSON header.
+
+    There are three: before the born time, between the properties and the opaque, and after the
+    opaque. The texts by which the header is split cannot occur inside a JSON string, which contains
+    no unescaped quotes.
+    """
+    command = Command(SEND, make_send_fields(group, queue, _EMPTY_MESSAGE, 0), flag=flag)
     before, _, rest = encode_start(command)[_PREFIX.size :].partition(b'0","h":"0","i":""')
     behind, _, end = rest.rpartition(b'0,"serializeTypeCurrentRPC"')
     return before, behind, b',"serializeTypeCurrentRPC"' + end

@@ -1,12 +1,11 @@
-"""Rules for what users name: topics, groups, tags, properties, name server addresses.
+"""Check what users name: topics, groups, tags, properties, name servers; and sign requests.
 
-The limits are the broker's own (spec/remoting.md §9: topic 127, group 120 characters of a small
-set); the tag rule is RocketMQ's advice made binding, because a tag with `|` can never be
-subscribed.
+The limits of names are the broker's (spec/remoting.md §9): 127 characters for a topic, 120 for a
+group, of a small alphabet. For tags, RocketMQ's advice is a rule here, because a tag that contains
+`|` can never be subscribed to.
 
-Access key and secret of a user, and how a request is signed with them.
-
-The secret is never part of a text that could be shown. Facts: spec/remoting.md §20.
+`Credentials` are the access key and the secret key that sign a user's requests (spec/remoting.md
+§20). The secret key never appears in a text that could be displayed.
 """
 
 import re
@@ -15,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
+from sluicemq.model.addresses import NAME_SERVER_PORT
 from sluicemq.model.properties import is_refused_property
+from sluicemq.model.system_names import is_group_topic, is_send_forbidden_topic
 from sluicemq.model.topic import (
-    DLQ_PREFIX,
     GROUP_LENGTH_MAX,
-    RETRY_PREFIX,
     RETRY_TOPIC_LENGTH_MAX,
     TOPIC_LENGTH_MAX,
     MessageQueue,
@@ -30,148 +29,187 @@ from sluicemq.wire.frames import Command
 from sluicemq.wire.signature import sign_command
 
 TAG_LENGTH_MAX: Final = 128
-NAME_SERVER_PORT: Final = 9876
+"""The port of a name server whose address has none."""
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-BROKERS_TOPICS: Final = frozenset({
-    "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-    "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT",
-})  # fmt: skip
-"""Where brokers keep messages of their own, and of others before their time."""
 
 
 def check_number(
     what: str, value: object, low: float, high: float | None = None, *, whole: bool = True
 ) -> None:
-    """A number between two, both included. Raises ConfigurationError."""
+    """Raise ConfigurationError unless `value` is a number from `low` to `high`, both included.
+
+    `what` names the value in the error. `high` None means no upper limit. Unless `whole` is False,
+    the number must be an int; a bool is never a number.
+    """
     is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not (is_number and low <= value and (high is None or value <= high)):  # type: ignore[operator]
+    # The type checker does not derive from is_number that value is a number.
+    if not (
+        is_number
+        and low <= value  # type: ignore[operator]
+        and (high is None or value <= high)  # type: ignore[operator]
+    ):
         kind = "a whole number" if whole else "a number"
         most = "or more" if high is None else f"to {high:,}"
-        raise ConfigurationError(f"{what} is {value!r:.60}.", fix=f"Use {kind}, {low:,} {most}.")
+        raise ConfigurationError(
+            f"{what} cannot be {value!r:.60}.",
+            fix=f"Use {kind}, {low:,} {most}.",
+        )
 
 
 def check_queue(queue: object) -> None:
-    """Raises ConfigurationError for what is none."""
+    """Raise ConfigurationError unless `queue` is a MessageQueue."""
     if not isinstance(queue, MessageQueue):
         raise ConfigurationError(
-            f"{queue!r:.60} is no queue.", fix="Give a MessageQueue: one of `queues(topic)`."
+            f"the queue must be a MessageQueue, got {queue!r:.60}.",
+            fix="Use one of the queues that `queues(topic)` returns.",
         )
 
 
 def check_topic(name: str) -> str:
-    """The name itself. Raises ConfigurationError."""
-    is_long = isinstance(name, str) and name.startswith((RETRY_PREFIX, DLQ_PREFIX))
-    return _check("topic", name, RETRY_TOPIC_LENGTH_MAX if is_long else TOPIC_LENGTH_MAX)
+    """Return the name of a topic. Raise ConfigurationError if it is not valid."""
+    is_long = isinstance(name, str) and is_group_topic(name)
+    return _check_name("topic", name, RETRY_TOPIC_LENGTH_MAX if is_long else TOPIC_LENGTH_MAX)
 
 
 def check_topic_to_send(name: str) -> str:
-    """Like `check_topic`, and refuses the topics that brokers keep for themselves."""
-    if isinstance(name, str) and name in BROKERS_TOPICS:
+    """Return the name of a topic to which a message may be sent.
+
+    Raises ConfigurationError if the name is not valid or reserved for the broker.
+    """
+    if isinstance(name, str) and is_send_forbidden_topic(name):
         raise ConfigurationError(
-            f"the topic {name!r} belongs to the broker itself.", fix="Send to a topic of yours."
+            f"the topic {name!r} is reserved for the broker.", fix="Send to another topic."
         )
     return check_topic(name)
 
 
 def check_group(name: str) -> str:
-    """The name itself. Raises ConfigurationError."""
-    return _check("group", name, GROUP_LENGTH_MAX)
+    """Return the name of a group. Raise ConfigurationError if it is not valid."""
+    return _check_name("group", name, GROUP_LENGTH_MAX)
 
 
-def _check(what: str, name: str, limit: int) -> str:
+def _check_name(what: str, name: str, limit: int) -> str:
+    """Return `name` if it is valid, else raise ConfigurationError.
+
+    A valid name is a string of 1 to `limit` allowed characters. `what` is "topic" or "group".
+    """
     if not isinstance(name, str):
-        raise ConfigurationError(f"the {what} is {name!r:.60}.", fix=f"Give the {what}'s name.")
+        raise ConfigurationError(
+            f"the {what} must be a string, got {name!r:.60}.", fix=f"Pass the {what}'s name."
+        )
     if not name:
-        raise ConfigurationError(f"the {what} name is empty.", fix=f"Name a {what}.")
+        raise ConfigurationError(f"the {what} name is empty.", fix=f"Pass the name of the {what}.")
     if len(name) > limit:
         raise ConfigurationError(
             f"the {what} name {name!r} has {len(name)} characters, the limit is {limit}.",
-            fix="Choose a shorter one.",
+            fix="Choose a shorter name.",
         )
     if not _NAME.fullmatch(name):
         wrong = next(character for character in name if not _NAME.fullmatch(character))
         raise ConfigurationError(
             f"the {what} name {name!r} contains {wrong!r}.",
-            fix="Allowed are letters, digits and the four characters % | - _ of ASCII.",
+            fix="Use ASCII letters, digits and the characters % | - _ only.",
         )
     return name
 
 
 def check_tag(tag: str) -> str:
-    """Visible characters, no `|`, at most 128. Raises ConfigurationError."""
+    """Return the tag of a message. Raise ConfigurationError if it is not valid.
+
+    A tag has 1 to 128 printable characters, contains no `|`, does not begin or end with a space,
+    and is not "*".
+    """
     if not isinstance(tag, str):
-        raise ConfigurationError(f"the tag is {tag!r:.60}.", fix="A message has one tag, a text.")
+        raise ConfigurationError(
+            f"the tag must be a string, got {tag!r:.60}.", fix="Pass one tag, for example 'TagA'."
+        )
     if not tag:
-        raise ConfigurationError("the tag is empty.", fix="Leave it out, or name one.")
+        raise ConfigurationError(
+            "the tag is empty.", fix="Pass a tag of at least one character, or no tag."
+        )
     if len(tag) > TAG_LENGTH_MAX:
         raise ConfigurationError(
             f"the tag {tag[:20]!r}… has {len(tag)} characters, the limit is {TAG_LENGTH_MAX}.",
-            fix="Choose a shorter one, or use a property and an SQL92 filter.",
+            fix="Choose a shorter tag, or use a property and an SQL92 filter.",
         )
     if "|" in tag:
         raise ConfigurationError(
             f"the tag {tag!r} contains '|', which separates tags in a subscription.",
-            fix="A message has one tag; use a property and an SQL92 filter for more.",
+            fix="Use one tag for each message, or a property and an SQL92 filter.",
         )
     if tag == "*":
         raise ConfigurationError(
-            "the tag '*' means every tag in a subscription.", fix="Choose another one."
+            "the tag '*' means every tag in a subscription.", fix="Choose another tag."
         )
     if not tag.isprintable() or tag.strip() != tag:
         raise ConfigurationError(
-            f"the tag {tag!r} has an invisible character, or a space at an end.",
-            fix="Use visible characters only.",
+            f"the tag {tag!r} contains an unprintable character, or begins or ends with a space.",
+            fix="Use printable characters only.",
         )
     return tag
 
 
 def check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Keys travel separated by spaces, so none may hold one. Raises ConfigurationError."""
+    """Return the keys of a message. Raise ConfigurationError if one is not valid.
+
+    Keys are sent joined by spaces, so a key must not be empty or contain white space.
+    """
     for key in keys:
         if not isinstance(key, str):
-            raise ConfigurationError(f"a key is {key!r:.60}.", fix="Keys are text: str(key).")
+            raise ConfigurationError(
+                f"a key must be a string, got {key!r:.60}.", fix="Convert it with str(key)."
+            )
         if not key or any(character.isspace() or character in "\x01\x02" for character in key):
             raise ConfigurationError(
                 f"the key {key!r} is empty or contains white space.",
-                fix="Keys are joined by spaces: replace it by another character.",
+                fix="Replace white space by another character: keys are joined by spaces.",
             )
     return keys
 
 
 def check_properties(properties: Mapping[str, str], allowed: Collection[str] = frozenset()) -> None:
-    """Check the user's own properties, and reserved ones that are `allowed` here. Raises
-    ConfigurationError naming the one at fault."""
+    """Raise ConfigurationError, which names the property, if a property of a message is not valid.
+
+    Names and values are strings without U+0001 and U+0002, and names are not empty. A reserved name
+    is refused unless it is one of `allowed`.
+    """
     if not isinstance(properties, Mapping):
         raise ConfigurationError(
-            f"the properties are {properties!r:.60}.", fix="Give a dict of texts: {'price': '3'}."
+            f"the properties must be a dict of strings, got {properties!r:.60}.",
+            fix="Pass a dict such as {'price': '3'}.",
         )
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise ConfigurationError(
-                f"the property {name!r} has the value {value!r}.",
-                fix="Names and values are text: write str(value).",
+                f"names and values of properties must be strings, got {name!r} with the value "
+                f"{value!r}.",
+                fix="Convert them with str(value).",
             )
         if is_refused_property(name) and name not in allowed:
             raise ConfigurationError(
                 f"the property name {name!r} is reserved.",
-                fix="Use the argument made for it (tag=, keys=, sharding_key=…), or another name.",
+                fix="Use the argument for it (tag=, keys=, sharding_key=…), or another name.",
             )
         if not name or "\x01" in name or "\x02" in name or "\x01" in value or "\x02" in value:
             raise ConfigurationError(
-                f"the property {name!r} is empty or holds U+0001 or U+0002, which separate "
-                "properties on the wire.",
-                fix="Leave those characters out.",
+                f"the property {name!r} has an empty name or contains U+0001 or U+0002, which "
+                "separate properties on the wire.",
+                fix="Remove those characters, and give every property a name.",
             )
 
 
 def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
-    """`a:9876;b:9876` (also `,`, or a list) -> addresses. The port 9876 may be left out.
+    """Parse the addresses of name servers. Return each as "host:port", without duplicates.
 
-    Raises ConfigurationError when nothing is left or a port is not a number.
+    `text` is a string in which `;`, `,` or white space separates the addresses, or a list of
+    addresses. An address without a port has port 9876; a prefix "http://" or "rocketmq://" is
+    ignored. Raises ConfigurationError without any address, or if one has no host or an invalid
+    port.
     """
     if not isinstance(text, str | list | tuple) or not all(isinstance(one, str) for one in text):
         raise ConfigurationError(
-            f"the name servers are {text!r:.60}.", fix="Write 'host:port', or a list of these."
+            f"the name servers must be a string or a list of strings, got {text!r:.60}.",
+            fix="Pass 'host:port', or a list of such addresses.",
         )
     addresses: dict[str, None] = {}
     for part in filter(None, re.split(r"[;,\s]+", text) if isinstance(text, str) else text):
@@ -183,39 +221,44 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
             host, _, port = bare.partition(":")
         if not host or (port and not natural(port, 65_535)):
             raise ConfigurationError(
-                f"{part!r} is not an address.", fix="Write host:port, for example 127.0.0.1:9876."
+                f"{part!r} is not a valid address of a name server.",
+                fix="Write host:port, for example 127.0.0.1:9876.",
             )
         addresses[f"{host}:{port or NAME_SERVER_PORT}"] = None
     if not addresses:
         raise ConfigurationError(
-            "no name server is given.", fix="Write host:port, for example 127.0.0.1:9876."
+            "the list of name servers is empty.",
+            fix="Write host:port, for example 127.0.0.1:9876.",
         )
     return tuple(addresses)
 
 
-@helpful
+@with_hints
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who asks. `security_token` is for temporary keys."""
+    """The access keys of a client. `security_token` belongs to temporary keys."""
 
     access_key: str
     secret_key: str = field(repr=False)
     security_token: str | None = field(default=None, repr=False)
 
     @staticmethod
-    def of(value: "Credentials | tuple[str, str] | None") -> "Credentials | None":
-        """A pair (access key, secret key) or Credentials. Raises ConfigurationError."""
+    def from_value(value: "Credentials | tuple[str, str] | None") -> "Credentials | None":
+        """Return `value` as Credentials: a pair (access key, secret key), Credentials, or None.
+
+        Raises ConfigurationError for any other value.
+        """
         if value is None or isinstance(value, Credentials):
             return value
         if not isinstance(value, tuple | list) or len(value) != 2 or not all(value):
             raise ConfigurationError(
-                "credentials are not a pair of texts.", fix="Give (access_key, secret_key)."
+                "credentials must be a pair of strings.", fix="Pass (access_key, secret_key)."
             )
         return Credentials(*value)
 
 
-def signed(command: Command, credentials: Credentials | None) -> Command:
-    """The same command, its fields signed when there are credentials."""
+def sign_request(command: Command, credentials: Credentials | None) -> Command:
+    """Sign `command` in place if there are credentials, and return it."""
     if credentials is not None:
         sign_command(
             command,

@@ -1,10 +1,12 @@
-"""Request and reply: what travels (spec/remoting.md §18).
+"""Send requests that expect a reply, and the replies to them (spec/remoting.md §18).
 
-    requester --310 with REPLY_TO_CLIENT, CORRELATION_ID, TTL--> broker --> who consumes it
-    requester <--326-- broker <--325 to CLUSTER_REPLY_TOPIC, MSG_TYPE=reply-- who consumes it
+    requester --SEND_MESSAGE_V2 (310) with REPLY_TO_CLIENT, CORRELATION_ID, TTL--> broker
+    broker --message--> consumer
+    consumer --SEND_REPLY_MESSAGE_V2 (325) to CLUSTER_REPLY_TOPIC, MSG_TYPE=reply--> broker
+    broker --PUSH_REPLY_MESSAGE_TO_CLIENT (326)--> requester
 
-The reply goes to the broker that has the request: the requester sent it there, so its heartbeats
-reach that broker, and by its client id the broker finds its connection.
+The reply goes to the broker that stores the request. The requester sent the request there, so it
+sends heartbeats to that broker, which finds the requester's connection by its client id.
 """
 
 import logging
@@ -13,8 +15,8 @@ from typing import Any, Final, Protocol
 
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.messages import Outgoing, add_properties
-from sluicemq.client.core.requests import request
+from sluicemq.client.core.messages import OutgoingMessage, add_properties
+from sluicemq.client.core.requests import make_request
 from sluicemq.errors import ConfigurationError, RequestTimeoutError
 from sluicemq.model.ids import parse_host
 from sluicemq.model.message import CLUSTER, UNIQ_KEY, StoredMessage
@@ -33,37 +35,48 @@ MSG_TYPE: Final = "MSG_TYPE"
 REPLY: Final = "reply"
 REPLY_TIMEOUT_S: Final = 10.0
 REPLIER_GROUP: Final = "sluicemq-replier"
-ANSWER_TIMEOUT_S: Final = 12.0
-"""The broker waits 10 s for the requester to take a reply."""
+"""The producer group of replies."""
+SEND_REPLY_TIMEOUT_S: Final = 12.0
+"""The time limit for sending a reply: the broker waits 10 s for the requester to accept it."""
 
 
-def as_request(outgoing: Outgoing, client_id: str, correlation_id: str, ttl_ms: int) -> Outgoing:
-    """The message as a requester sends it. Raises ConfigurationError."""
+def make_request_message(
+    outgoing: OutgoingMessage, client_id: str, correlation_id: str, ttl_ms: int
+) -> OutgoingMessage:
+    """Return the message as a request, with the properties that a reply needs.
+
+    `ttl_ms` is how long the requester waits, in milliseconds. Raises ConfigurationError if the
+    properties become too large.
+    """
     added = {CORRELATION_ID: correlation_id, REPLY_TO_CLIENT: client_id, TTL: str(ttl_ms)}
     return add_properties(outgoing, added, "a request")
 
 
-def reply_command(
+def make_reply_request(
     record: StoredMessage, body: bytes, message_id: str, now_ms: int
 ) -> tuple[MessageQueue, Command]:
-    """(the queue whose broker has to get it, 325). Raises ConfigurationError when nobody waits for
-    a reply to that message."""
-    asked = record.properties
-    if not asked.get(REPLY_TO_CLIENT) or not asked.get(CORRELATION_ID):
+    """Return the queue whose broker must receive the reply, and the request that sends it (325).
+
+    `record` is the message to reply to. Raises ConfigurationError if that message does not ask for
+    a reply.
+    """
+    requested = record.properties
+    if not requested.get(REPLY_TO_CLIENT) or not requested.get(CORRELATION_ID):
         raise ConfigurationError(
-            f"message {record.message_id} of {record.topic} asks for no reply.",
-            fix="Only messages of `request` do: look for the property CORRELATION_ID.",
+            f"message {record.message_id} of {record.topic} does not ask for a reply.",
+            fix="Reply only to messages that `request` sent: they have the property "
+            "CORRELATION_ID.",
         )
     properties = {
         UNIQ_KEY: message_id,
         MSG_TYPE: REPLY,
-        CORRELATION_ID: asked[CORRELATION_ID],
-        REPLY_TO_CLIENT: asked[REPLY_TO_CLIENT],
-        TTL: asked.get(TTL, ""),
+        CORRELATION_ID: requested[CORRELATION_ID],
+        REPLY_TO_CLIENT: requested[REPLY_TO_CLIENT],
+        TTL: requested.get(TTL, ""),
     }
     header = SendMessageRequestV2(
         group=REPLIER_GROUP,
-        topic=f"{asked.get(CLUSTER, 'DefaultCluster')}_REPLY_TOPIC",
+        topic=f"{requested.get(CLUSTER, 'DefaultCluster')}_REPLY_TOPIC",
         default_topic=DEFAULT_TOPIC,
         default_topic_queues=4,
         queue_id=0,
@@ -76,12 +89,16 @@ def reply_command(
         batch=False,
         broker=record.broker or None,
     )
-    command = request(RequestCode.SEND_REPLY_MESSAGE_V2, header, body)
+    command = make_request(RequestCode.SEND_REPLY_MESSAGE_V2, header, body)
     return MessageQueue(record.topic, record.broker, record.queue_id), command
 
 
-def pushed_reply(command: Command) -> StoredMessage:
-    """326. Raises ProtocolError. The queue offset is not known: it is -1."""
+def parse_pushed_reply(command: Command) -> StoredMessage:
+    """Return the reply that a broker pushes to the requester (326), as a stored message.
+
+    Its offsets are -1, because the broker does not send them. Raises ProtocolError if the header
+    cannot be decoded.
+    """
     header = decode_header(ReplyMessageRequest, command.fields)
     properties: dict[str, Any] = decode_properties((header.properties or "").encode())
     body = bytes(command.body)
@@ -105,46 +122,57 @@ def pushed_reply(command: Command) -> StoredMessage:
     )
 
 
-class Reply(Protocol):
-    """A future of asyncio or of threads."""
+class ReplyFuture(Protocol):
+    """A future, of asyncio or of concurrent.futures, that a requester waits for."""
 
     def done(self) -> bool: ...
 
     def set_result(self, result: StoredMessage, /) -> None: ...
 
 
-def take_reply(command: Command, awaited: Mapping[str, Reply]) -> Command:
-    """326: the answer for the broker. A reply that nobody waits for is taken as well, as Java does:
-    it came too late. Raises ProtocolError."""
-    reply = pushed_reply(command)
-    future = awaited.get(reply.properties.get(CORRELATION_ID, ""))
+def accept_pushed_reply(command: Command, pending: Mapping[str, ReplyFuture]) -> Command:
+    """Set the result of the future that waits for a pushed reply, and return the response (326).
+
+    `pending` maps correlation ids to futures. A reply that came too late is accepted as well, as
+    Java's client does, and logged. Raises ProtocolError if the reply cannot be decoded.
+    """
+    reply = parse_pushed_reply(command)
+    future = pending.get(reply.properties.get(CORRELATION_ID, ""))
     if future is not None and not future.done():
         future.set_result(reply)
     else:
-        _log.info("a reply came that nobody waits for (any more): %s", reply.message_id)
+        _log.info("ignored a reply without a waiting request: %s", reply.message_id)
     return Command(ResponseCode.SUCCESS)
 
 
 def send_reply(
     directory: Directory, record: StoredMessage, body: bytes, message_id: str
 ) -> Conversation[dict[str, str]]:
-    """Sends a reply; returns when the requester has it. Raises ConfigurationError (nobody asked),
-    RequestError (the requester is gone), ConnectionLostError, RequestTimeoutError."""
-    queue, command = reply_command(record, body, message_id, directory.clock.now_ms())
-    answer = yield from directory.ask_master(queue, command, ANSWER_TIMEOUT_S)
-    return dict(answer.fields or {})
+    """Send a reply to `record`. Return the header fields of the response once the requester has it.
+
+    Raises ConfigurationError if `record` does not ask for a reply, RequestError if the requester is
+    no longer connected, ConnectionLostError and RequestTimeoutError.
+    """
+    queue, command = make_reply_request(record, body, message_id, directory.clock.now_ms())
+    response = yield from directory.call_master(queue, command, SEND_REPLY_TIMEOUT_S)
+    return dict(response.fields or {})
 
 
-def no_reply(topic: str, message_id: str, where: str, timeout_s: float) -> RequestTimeoutError:
-    """What is known when the time is over: `where` is empty before the message was stored."""
+def reply_timeout_error(
+    topic: str, message_id: str, where: str, timeout_s: float
+) -> RequestTimeoutError:
+    """Return the error for a request whose reply did not come within `timeout_s` seconds.
+
+    `where` names where the request is stored, empty if it was not stored before the time-out.
+    """
     if not where:
         return RequestTimeoutError(
             f"request {message_id} to {topic!r} was not stored within {timeout_s:g} s; it may be.",
-            fix="See sluice cluster list; its handler must cope with getting it twice.",
+            fix="Check sluice cluster list. If you resend it, its handler may receive it twice.",
         )
     return RequestTimeoutError(
-        f"request {message_id} is stored in {where}, and no reply came within {timeout_s:g} s: it "
-        "may be handled still, or is handled and its reply came too late.",
-        fix=f"Is a consumer of {topic!r} online, and does it call message.reply()? "
+        f"request {message_id} is stored in {where}, but no reply came within {timeout_s:g} s: it "
+        "may still be processed, or its reply came too late.",
+        fix=f"Check that a consumer of {topic!r} is online and calls message.reply(). "
         f"`sluice message show {message_id}` shows the request.",
     )

@@ -1,13 +1,14 @@
-"""What the client asks for, and what the answers mean: values into commands, answers into values.
+"""Build the client's requests and parse the responses.
 
 Every request of the client is made here, so that the asyncio shell and the blocking shell send the
-same bytes. A request that is its header is declared as such, in the table below: it takes the
-header's fields by name. Only the hot ones, `send` and `pull`, write their fields themselves
-(spec/remoting.md §8, §13), behind tests that compare them with the declared headers. A command
-made here has no opaque yet: the connection gives it one.
+same bytes. A function named after a request returns that request as a `Command`; it sends nothing.
+Requests that consist of their header are declared in the table below; such a function takes the
+fields of the header by name. Only the hot requests, `send` and `pull`, write their fields
+themselves (spec/remoting.md §8, §13); tests compare them with the declared headers. A new command
+has no opaque (request id) yet: the connection assigns it.
 
-Both shells read answers only here. One table says which code of a broker becomes which exception
-and what the user can do about it (spec/remoting.md §19).
+Both shells parse responses here, too. The table `_ERRORS` says which exception a broker's response
+code becomes, and what the user can do about it (spec/remoting.md §19).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,9 +19,9 @@ from typing import Any, Final, ParamSpec
 from sluicemq import engine
 from sluicemq.client.core.messages import (
     SEND,
-    Outgoing,
+    OutgoingMessage,
     SendRequest,
-    send_fields,
+    make_send_fields,
 )
 from sluicemq.errors import (
     GroupNotFoundError,
@@ -56,111 +57,129 @@ _PULL: Final = int(Code.PULL_MESSAGE)
 P = ParamSpec("P")
 
 
-def request(code: Code, header: Any = None, body: bytes = b"", *, oneway: bool = False) -> Command:
-    """A command with a declared header."""
+def make_request(
+    code: Code, header: Any = None, body: bytes = b"", *, oneway: bool = False
+) -> Command:
+    """Return a request with the given code, declared header and body."""
     fields = None if header is None else encode_header(header)
     return Command(int(code), fields, body, flag=FLAG_ONEWAY if oneway else 0)
 
 
-def _place(queue: MessageQueue) -> dict[str, Any]:
+def _queue_fields(queue: MessageQueue) -> dict[str, Any]:
+    """Return the header fields that name a queue. The broker is None if its name is unknown."""
     return {"topic": queue.topic, "queue_id": queue.queue_id, "broker": queue.broker or None}
 
 
-def _of(code: Code, header: Callable[P, object]) -> Callable[P, Command]:
-    """A request that is its header, with the header's fields."""
+def _request_maker(code: Code, header: Callable[P, object]) -> Callable[P, Command]:
+    """Return a function that makes a request from the fields of its header."""
 
     def make(*arguments: P.args, **fields: P.kwargs) -> Command:
-        return request(code, header(*arguments, **fields))
+        return make_request(code, header(*arguments, **fields))
 
     return make
 
 
-def _of_queue(code: Code, header: type) -> Callable[[MessageQueue], Command]:
-    """A request about a queue and nothing else."""
-    return lambda queue: request(code, header(**_place(queue)))
+def _queue_request_maker(code: Code, header: type) -> Callable[[MessageQueue], Command]:
+    """Return a function that makes a request whose header names a queue and nothing else."""
+    return lambda queue: make_request(code, header(**_queue_fields(queue)))
 
 
-def _bare(code: Code) -> Callable[[], Command]:
-    """A request without a header."""
-    return lambda: request(code)
+def _headerless_request_maker(code: Code) -> Callable[[], Command]:
+    """Return a function that makes a request without a header."""
+    return lambda: make_request(code)
 
 
-# Clusters, brokers and topics; the first ones are asked of a name server.
-cluster_info = _bare(Code.GET_BROKER_CLUSTER_INFO)
-topic_list = _bare(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-put_kv = _of(Code.PUT_KV_CONFIG, headers.PutKvRequest)
-get_kv = _of(Code.GET_KV_CONFIG, headers.KvRequest)
-wipe_write_permission = _of(Code.WIPE_WRITE_PERM_OF_BROKER, headers.WritePermissionRequest)
-add_write_permission = _of(Code.ADD_WRITE_PERM_OF_BROKER, headers.WritePermissionRequest)
-name_server_settings = _bare(Code.GET_NAMESRV_CONFIG)
-delete_kv = _of(Code.DELETE_KV_CONFIG, headers.KvRequest)
-delete_topic_on_name_server = _of(
+# Clusters, brokers and topics. The first ones are sent to a name server.
+cluster_info = _headerless_request_maker(Code.GET_BROKER_CLUSTER_INFO)
+topic_list = _headerless_request_maker(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+put_kv = _request_maker(Code.PUT_KV_CONFIG, headers.PutKvRequest)
+get_kv = _request_maker(Code.GET_KV_CONFIG, headers.KvRequest)
+wipe_write_permission = _request_maker(
+    Code.WIPE_WRITE_PERM_OF_BROKER, headers.WritePermissionRequest
+)
+add_write_permission = _request_maker(Code.ADD_WRITE_PERM_OF_BROKER, headers.WritePermissionRequest)
+name_server_settings = _headerless_request_maker(Code.GET_NAMESRV_CONFIG)
+delete_kv = _request_maker(Code.DELETE_KV_CONFIG, headers.KvRequest)
+delete_topic_on_name_server = _request_maker(
     Code.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInNameServerRequest
 )
-delete_topic_on_broker = _of(Code.DELETE_TOPIC_IN_BROKER, headers.TopicRequest)
-topic_config = _of(Code.GET_TOPIC_CONFIG, headers.GetTopicConfigRequest)
-topic_stats = _of(Code.GET_TOPIC_STATS_INFO, headers.TopicRequest)
-groups_of_topic = _of(Code.QUERY_TOPIC_CONSUME_BY_WHO, headers.TopicRequest)
-all_topics = _of(Code.GET_ALL_TOPIC_CONFIG, headers.GetAllTopicsRequest)
-system_topics = _bare(Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
-runtime_info = _bare(Code.GET_BROKER_RUNTIME_INFO)
-broker_settings = _bare(Code.GET_BROKER_CONFIG)
-replication_status = _bare(Code.GET_BROKER_HA_STATUS)
-reset_flushed = _of(Code.RESET_MASTER_FLUSH_OFFSET, replicas.ResetFlushedRequest)
-statistics = _of(Code.VIEW_BROKER_STATS_DATA, headers.StatisticsRequest)
-consume_stats_of_broker = _of(Code.GET_BROKER_CONSUME_STATS, headers.GetConsumeStatsOfBrokerRequest)
-producers = _bare(Code.GET_ALL_PRODUCER_INFO)
-roll_back_pops = _bare(Code.POP_ROLLBACK)
-access_status = _bare(Code.SLUICE_ACCESS_STATUS)
-account_versions = _bare(Code.GET_BROKER_CLUSTER_ACL_INFO)
-accounts = _bare(Code.GET_BROKER_CLUSTER_ACL_CONFIG)
-delete_account = _of(Code.DELETE_ACL_CONFIG, headers.DeleteAccountRequest)
-set_white_addresses = _of(
+delete_topic_on_broker = _request_maker(Code.DELETE_TOPIC_IN_BROKER, headers.TopicRequest)
+topic_config = _request_maker(Code.GET_TOPIC_CONFIG, headers.GetTopicConfigRequest)
+topic_stats = _request_maker(Code.GET_TOPIC_STATS_INFO, headers.TopicRequest)
+groups_of_topic = _request_maker(Code.QUERY_TOPIC_CONSUME_BY_WHO, headers.TopicRequest)
+all_topics = _request_maker(Code.GET_ALL_TOPIC_CONFIG, headers.GetAllTopicsRequest)
+system_topics = _headerless_request_maker(Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+runtime_info = _headerless_request_maker(Code.GET_BROKER_RUNTIME_INFO)
+broker_settings = _headerless_request_maker(Code.GET_BROKER_CONFIG)
+replication_status = _headerless_request_maker(Code.GET_BROKER_HA_STATUS)
+reset_flushed = _request_maker(Code.RESET_MASTER_FLUSH_OFFSET, replicas.ResetFlushedRequest)
+statistics = _request_maker(Code.VIEW_BROKER_STATS_DATA, headers.StatisticsRequest)
+consume_stats_of_broker = _request_maker(
+    Code.GET_BROKER_CONSUME_STATS, headers.GetConsumeStatsOfBrokerRequest
+)
+producers = _headerless_request_maker(Code.GET_ALL_PRODUCER_INFO)
+roll_back_pops = _headerless_request_maker(Code.POP_ROLLBACK)
+access_status = _headerless_request_maker(Code.SLUICE_ACCESS_STATUS)
+account_versions = _headerless_request_maker(Code.GET_BROKER_CLUSTER_ACL_INFO)
+accounts = _headerless_request_maker(Code.GET_BROKER_CLUSTER_ACL_CONFIG)
+delete_account = _request_maker(Code.DELETE_ACL_CONFIG, headers.DeleteAccountRequest)
+set_white_addresses = _request_maker(
     Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, headers.UpdateWhiteAddressesRequest
 )
-replica_status = _bare(Code.SLUICE_REPLICA_STATUS)
-elect_master = _bare(Code.SLUICE_ELECT_MASTER)
+replica_status = _headerless_request_maker(Code.SLUICE_REPLICA_STATUS)
+elect_master = _headerless_request_maker(Code.SLUICE_ELECT_MASTER)
 
 # Queues.
-offset_min = _of_queue(Code.GET_MIN_OFFSET, headers.QueueRequest)
-offset_max = _of_queue(Code.GET_MAX_OFFSET, headers.GetMaxOffsetRequest)
-earliest_time = _of_queue(Code.GET_EARLIEST_MSG_STORETIME, headers.QueueRequest)
+offset_min = _queue_request_maker(Code.GET_MIN_OFFSET, headers.QueueRequest)
+offset_max = _queue_request_maker(Code.GET_MAX_OFFSET, headers.GetMaxOffsetRequest)
+earliest_time = _queue_request_maker(Code.GET_EARLIEST_MSG_STORETIME, headers.QueueRequest)
 
-# Groups; `consumer_list` is answered with code 1 when nobody is there, `consumer_connections`
-# with 206.
-all_groups = _bare(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-group_config = _of(Code.GET_SUBSCRIPTIONGROUP_CONFIG, headers.GetGroupConfigRequest)
-group_lanes = _of(Code.SLUICE_GROUP_LANES, headers.ConsumerGroupRequest)
-delete_group = _of(Code.DELETE_SUBSCRIPTIONGROUP, headers.DeleteGroupRequest)
-producer_connections = _of(Code.GET_PRODUCER_CONNECTION_LIST, headers.GetProducerConnectionsRequest)
-consumer_list = _of(Code.GET_CONSUMER_LIST_BY_GROUP, headers.ConsumerGroupRequest)
-consumer_connections = _of(Code.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupRequest)
-consume_stats = _of(Code.GET_CONSUME_STATS, headers.GetConsumeStatsRequest)
-filtered_lag = _of(Code.SLUICE_FILTERED_LAG, headers.FilteredLagRequest)
-in_flight = _of(Code.SLUICE_IN_FLIGHT, popping.InFlightRequest)
-clone_offsets = _of(Code.CLONE_GROUP_OFFSET, headers.CloneGroupOffsetRequest)
-running_info = _of(Code.GET_CONSUMER_RUNNING_INFO, headers.GetConsumerRunningInfoRequest)
-consume_directly = _of(Code.CONSUME_MESSAGE_DIRECTLY, headers.ConsumeMessageDirectlyRequest)
+# Groups. Without members the response to `consumer_list` has code 1, that to
+# `consumer_connections` has code 206.
+all_groups = _headerless_request_maker(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+group_config = _request_maker(Code.GET_SUBSCRIPTIONGROUP_CONFIG, headers.GetGroupConfigRequest)
+group_lanes = _request_maker(Code.SLUICE_GROUP_LANES, headers.ConsumerGroupRequest)
+delete_group = _request_maker(Code.DELETE_SUBSCRIPTIONGROUP, headers.DeleteGroupRequest)
+producer_connections = _request_maker(
+    Code.GET_PRODUCER_CONNECTION_LIST, headers.GetProducerConnectionsRequest
+)
+consumer_list = _request_maker(Code.GET_CONSUMER_LIST_BY_GROUP, headers.ConsumerGroupRequest)
+consumer_connections = _request_maker(
+    Code.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupRequest
+)
+consume_stats = _request_maker(Code.GET_CONSUME_STATS, headers.GetConsumeStatsRequest)
+filtered_lag = _request_maker(Code.SLUICE_FILTERED_LAG, headers.FilteredLagRequest)
+in_flight = _request_maker(Code.SLUICE_IN_FLIGHT, popping.InFlightRequest)
+clone_offsets = _request_maker(Code.CLONE_GROUP_OFFSET, headers.CloneGroupOffsetRequest)
+running_info = _request_maker(Code.GET_CONSUMER_RUNNING_INFO, headers.GetConsumerRunningInfoRequest)
+consume_directly = _request_maker(
+    Code.CONSUME_MESSAGE_DIRECTLY, headers.ConsumeMessageDirectlyRequest
+)
 
 # Messages, delayed ones and transactions.
-message_at = _of(Code.VIEW_MESSAGE_BY_ID, headers.ViewMessageRequest)
-queue_units = _of(Code.QUERY_CONSUME_QUEUE, headers.QueryConsumeQueueRequest)
-list_delayed = _of(Code.SLUICE_LIST_DELAYED, headers.ListDelayedRequest)
-cancel_delayed = _of(Code.SLUICE_CANCEL_DELAYED, headers.CancelDelayedRequest)
-list_transactions = _of(Code.SLUICE_LIST_TRANSACTIONS, headers.ListTransactionsRequest)
-resolve_transaction = _of(Code.SLUICE_RESOLVE_TRANSACTION, headers.ResolveTransactionRequest)
+message_at = _request_maker(Code.VIEW_MESSAGE_BY_ID, headers.ViewMessageRequest)
+queue_units = _request_maker(Code.QUERY_CONSUME_QUEUE, headers.QueryConsumeQueueRequest)
+list_delayed = _request_maker(Code.SLUICE_LIST_DELAYED, headers.ListDelayedRequest)
+cancel_delayed = _request_maker(Code.SLUICE_CANCEL_DELAYED, headers.CancelDelayedRequest)
+list_transactions = _request_maker(Code.SLUICE_LIST_TRANSACTIONS, headers.ListTransactionsRequest)
+resolve_transaction = _request_maker(
+    Code.SLUICE_RESOLVE_TRANSACTION, headers.ResolveTransactionRequest
+)
 
 
 def switch_master(broker_id: int | None) -> Command:
-    """Another replica becomes master: this one, or whoever has most."""
-    command = request(Code.SLUICE_SWITCH_MASTER)
+    """Return the request to make another replica the master.
+
+    That is the replica `broker_id`, or the one with the most complete log if it is None.
+    """
+    command = make_request(Code.SLUICE_SWITCH_MASTER)
     command.fields = {} if broker_id is None else {"brokerId": f"{broker_id}"}
     return command
 
 
 def route(topic: str) -> Command:
-    """Where a topic lives; asked of a name server."""
-    return request(
+    """Return the request to a name server for the route of a topic."""
+    return make_request(
         Code.GET_ROUTEINFO_BY_TOPIC,
         headers.GetRouteRequest(topic=topic, standard_json_only=True),
     )
@@ -169,20 +188,23 @@ def route(topic: str) -> Command:
 def send(
     group: str,
     queue: MessageQueue,
-    outgoing: Outgoing,
+    outgoing: OutgoingMessage,
     born_time_ms: int,
     *,
     batch: bool = False,
     oneway: bool = False,
     is_brief: bool = False,
 ) -> Command:
-    """One message, or a batch when `batch`; `is_brief`: only the id of the first message is asked
-    for. HOT."""
+    """Return the request to send a message or, if `batch`, a batch of messages. HOT.
+
+    `born_time_ms` is the time of sending in milliseconds since 1970. `is_brief` asks a SluiceMQ
+    broker to return the id of the first message only.
+    """
     flag = FLAG_ONEWAY if oneway else 0
     odd = batch or outgoing.sys_flag or outgoing.flag or outgoing.reconsume_times
     if not odd and outgoing.reconsume_times_max is None:
         return SendRequest(group, queue, outgoing, born_time_ms, flag)
-    fields = send_fields(group, queue, outgoing, born_time_ms)
+    fields = make_send_fields(group, queue, outgoing, born_time_ms)
     if batch:
         fields["m"] = "true"
     if is_brief:
@@ -191,17 +213,21 @@ def send(
 
 
 def recall(group: str, handle: RecallHandle) -> Command:
-    """Takes a timed message back."""
+    """Return the request to recall a timed message."""
     header = headers.RecallMessageRequest(
         group=group, topic=handle.topic, recall_handle=handle.encode(), broker=handle.broker
     )
-    return request(Code.RECALL_MESSAGE, header)
+    return make_request(Code.RECALL_MESSAGE, header)
 
 
 def send_back(
     group: str, record: StoredMessage, topic: str, level: int, times_max: int | None
 ) -> Command:
-    """Deliver a message again later; `topic` is the one it was first read from."""
+    """Return the request to deliver a message again later.
+
+    `topic` is the topic that the group read the message from at first. `level` is the delay level
+    of the retry, and `times_max` the maximum number of retries, None for the group's own.
+    """
     header = headers.SendBackRequest(
         physical_offset=record.physical_offset,
         group=group,
@@ -212,7 +238,7 @@ def send_back(
         reconsume_times_max=times_max,
         broker=record.broker or None,
     )
-    return request(Code.CONSUMER_SEND_MSG_BACK, header)
+    return make_request(Code.CONSUMER_SEND_MSG_BACK, header)
 
 
 def pull(
@@ -231,13 +257,17 @@ def pull(
     bulk: bool = False,
     any_span: bool = False,
 ) -> Command:
-    """Messages of a queue from `offset` on.
+    """Return the request for messages of a queue from `offset` on. HOT.
 
-    With `subscription` the expression travels in the request; without it the broker filters by the
-    group's heartbeat. `suspend_timeout_ms` > 0 asks for a long poll. `bulk` asks a SluiceMQ broker
-    for up to `bytes_max` without its cap of messages, `any_span` says that what it lets through may
-    lie as far apart in the queue as it likes; a Java broker ignores both. `lite` is only a flag:
-    code 361 would be refused by 4.x brokers, 11 is not (spec/traffic, item 18). HOT: as `send`.
+    With `subscription` the request contains the filter expression. Without it the broker filters by
+    the subscription in the group's heartbeat, whose version and kind are `sub_version` and
+    `expression_kind`. `suspend_timeout_ms` > 0 makes it a long poll. `commit_offset` commits that
+    offset on the way.
+
+    `bulk` asks a SluiceMQ broker for up to `bytes_max` bytes without its limit on the number of
+    messages. `any_span` allows it to return matching messages however far apart their offsets are.
+    A RocketMQ broker ignores both. `lite` is only a flag: 4.x brokers would refuse
+    LITE_PULL_MESSAGE (361), but not PULL_MESSAGE (11) (spec/traffic, item 18).
     """
     sys_flag = (
         (PULL_SUSPEND if suspend_timeout_ms else 0)
@@ -271,9 +301,12 @@ def pull(
     return Command(_PULL, fields)
 
 
-def look(group: str, queue: MessageQueue, offset: int) -> Command:
-    """Look at the message at `offset`, whatever the group subscribes to. A SluiceMQ broker leaves
-    the group's resets, lanes and figures alone; a RocketMQ broker takes it for a plain pull."""
+def probe_message(group: str, queue: MessageQueue, offset: int) -> Command:
+    """Return the pull request for the one message at `offset`, whatever the group subscribes to.
+
+    A SluiceMQ broker then neither applies a pending reset or a lane of the group nor counts the
+    pull. For a RocketMQ broker it is a plain pull.
+    """
     command = pull(
         group, queue, offset, count_max=1, bytes_max=1024, subscription=Subscription(queue.topic)
     )
@@ -282,48 +315,66 @@ def look(group: str, queue: MessageQueue, offset: int) -> Command:
 
 
 def offset_of_group(group: str, queue: MessageQueue, *, zero_if_young: bool = False) -> Command:
-    """The committed offset of a group; code 22 when there is none. `zero_if_young` leaves it to the
-    broker to say 0 instead for a queue that has lost nothing yet, as Java's consumers do
-    (spec/remoting.md §14)."""
+    """Return the request for the committed offset of a group.
+
+    The response code is QUERY_NOT_FOUND (22) if the group has none. With `zero_if_young` the broker
+    may return offset 0 instead, for a queue that has lost no message yet, as it does for Java's
+    consumers (spec/remoting.md §14).
+    """
     zero = None if zero_if_young else False
-    return request(
+    return make_request(
         Code.QUERY_CONSUMER_OFFSET,
-        headers.QueryConsumerOffsetRequest(group=group, zero_if_not_found=zero, **_place(queue)),
+        headers.QueryConsumerOffsetRequest(
+            group=group, zero_if_not_found=zero, **_queue_fields(queue)
+        ),
     )
 
 
 def commit_offset(group: str, queue: MessageQueue, offset: int, *, oneway: bool = False) -> Command:
-    """Sets the committed offset of a group."""
-    header = headers.UpdateConsumerOffsetRequest(group=group, commit_offset=offset, **_place(queue))
-    return request(Code.UPDATE_CONSUMER_OFFSET, header, oneway=oneway)
+    """Return the request to set the committed offset of a group."""
+    header = headers.UpdateConsumerOffsetRequest(
+        group=group, commit_offset=offset, **_queue_fields(queue)
+    )
+    return make_request(Code.UPDATE_CONSUMER_OFFSET, header, oneway=oneway)
 
 
 def offset_by_time(queue: MessageQueue, time_ms: int) -> Command:
-    """The first offset stored at `time_ms` or later."""
-    header = headers.SearchOffsetRequest(time_ms=time_ms, boundary="LOWER", **_place(queue))
-    return request(Code.SEARCH_OFFSET_BY_TIMESTAMP, header)
+    """Return the request for the first offset that was stored at `time_ms` or later."""
+    header = headers.SearchOffsetRequest(time_ms=time_ms, boundary="LOWER", **_queue_fields(queue))
+    return make_request(Code.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
 
 def messages_by_key(
     topic: str, key: str, begin_ms: int, end_ms: int, count_max: int, *, is_unique: bool
 ) -> Command:
-    """Messages of one broker with a key, or with that id of their producer."""
+    """Return the request for the messages of one broker that have a key.
+
+    With `is_unique`, `key` is the message id that the producer assigned. The times are milliseconds
+    since 1970; the response contains at most `count_max` messages.
+    """
     header = headers.QueryMessageRequest(
-        topic=topic, key=key, count_max=count_max, begin_time_ms=begin_ms, end_time_ms=end_ms,
+        topic=topic,
+        key=key,
+        count_max=count_max,
+        begin_time_ms=begin_ms,
+        end_time_ms=end_ms,
         is_unique_key=is_unique,
-    )  # fmt: skip
-    return request(Code.QUERY_MESSAGE, header)
+    )
+    return make_request(Code.QUERY_MESSAGE, header)
 
 
 def reset_offsets(
     group: str, topic: str, time_ms: int, queue_id: int = -1, offset: int = -1
 ) -> Command:
-    """Sends a group to a time of a topic on one broker; -1: behind the last message. With a queue:
-    that one alone, to an offset."""
+    """Return the request to reset the offsets of a group to a time of a topic on one broker.
+
+    `time_ms` -1 means the end of each queue. With `queue_id`, only that queue is reset, to
+    `offset`.
+    """
     header = headers.ResetOffsetRequest(
         topic=topic, group=group, time_ms=time_ms, force=True, queue_id=queue_id, offset=offset
     )
-    return request(Code.INVOKE_BROKER_TO_RESET_OFFSET, header)
+    return make_request(Code.INVOKE_BROKER_TO_RESET_OFFSET, header)
 
 
 def try_filter(
@@ -333,7 +384,7 @@ def try_filter(
     end_ms: int | None,
     count_max: int,
 ) -> Command:
-    """What a filter would do to stored messages; only SluiceMQ brokers answer."""
+    """Return the request to apply a filter to stored messages. Only SluiceMQ brokers support it."""
     header = headers.TryFilterRequest(
         topic=subscription.topic,
         expression=subscription.expression,
@@ -343,13 +394,15 @@ def try_filter(
         end_ms=end_ms,
         count_max=count_max,
     )
-    return request(Code.SLUICE_TRY_FILTER, header)
+    return make_request(Code.SLUICE_TRY_FILTER, header)
 
 
 def heartbeat(value: bodies.Heartbeat, *, asks_lanes: bool = False) -> Command:
-    """I am here, with these groups and subscriptions; a broker that is asked says that it has
-    lanes."""
-    command = request(Code.HEART_BEAT, body=bodies.encode_heartbeat(value))
+    """Return a heartbeat with the groups and subscriptions of `value`.
+
+    With `asks_lanes`, the response of a SluiceMQ broker says whether it supports lanes.
+    """
+    command = make_request(Code.HEART_BEAT, body=bodies.encode_heartbeat(value))
     command.fields = {"sluiceLanes": "true"} if asks_lanes else None
     return command
 
@@ -357,33 +410,40 @@ def heartbeat(value: bodies.Heartbeat, *, asks_lanes: bool = False) -> Command:
 def unregister(
     client_id: str, *, producer: str | None = None, consumer: str | None = None
 ) -> Command:
-    """Takes this client out of a group at once."""
+    """Return the request to remove this client from a producer or consumer group at once."""
     header = headers.UnregisterClientRequest(
         client_id=client_id, producer_group=producer, consumer_group=consumer
     )
-    return request(Code.UNREGISTER_CLIENT, header)
+    return make_request(Code.UNREGISTER_CLIENT, header)
 
 
 def check_subscription(client_id: str, group: str, subscription: Subscription) -> Command:
-    """Can the broker serve this subscription? 23 when it does not compile, 1 when SQL92 is off."""
-    asked = bodies.CheckClientConfig(client_id, group, subscription)
-    return request(Code.CHECK_CLIENT_CONFIG, body=bodies.encode_check_client_config(asked))
+    """Return the request to check that the broker can serve a subscription.
+
+    The response code is SUBSCRIPTION_PARSE_FAILED (23) if the expression does not compile, and
+    SYSTEM_ERROR (1) if SQL92 filters are off.
+    """
+    config = bodies.CheckClientConfig(client_id, group, subscription)
+    return make_request(Code.CHECK_CLIENT_CONFIG, body=bodies.encode_check_client_config(config))
 
 
 def lock_queues(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Command:
-    """These queues of one broker for this client alone, for a minute."""
+    """Return the request to lock queues of one broker for this client, for one minute."""
     body = bodies.encode_lock_batch(bodies.LockBatch(group, client_id, tuple(queues)))
-    return request(Code.LOCK_BATCH_MQ, body=body)
+    return make_request(Code.LOCK_BATCH_MQ, body=body)
 
 
 def unlock_queues(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Command:
-    """They are free for others."""
+    """Return the request to release the locks of queues of one broker."""
     body = bodies.encode_lock_batch(bodies.LockBatch(group, client_id, tuple(queues)))
-    return request(Code.UNLOCK_BATCH_MQ, body=body)
+    return make_request(Code.UNLOCK_BATCH_MQ, body=body)
 
 
 def update_topic(config: TopicConfig, attributes: Mapping[str, str | None]) -> Command:
-    """Creates or changes a topic on one broker; an attribute that is None is taken away."""
+    """Return the request to create or change a topic on one broker.
+
+    An attribute whose value is None is removed.
+    """
     changes = [
         f"-{key}" if value is None else f"+{key}={value}" for key, value in attributes.items()
     ]
@@ -398,55 +458,59 @@ def update_topic(config: TopicConfig, attributes: Mapping[str, str | None]) -> C
         order=config.order,
         attributes=",".join(changes) or None,
     )
-    return request(Code.UPDATE_AND_CREATE_TOPIC, header)
+    return make_request(Code.UPDATE_AND_CREATE_TOPIC, header)
 
 
 def update_group(config: GroupConfig) -> Command:
-    """Creates or changes a consumer group on one broker."""
+    """Return the request to create or change a consumer group on one broker."""
     body = tables.encode_group_config(config)
-    return request(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+    return make_request(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
 
 
 def update_topics(configs: Iterable[TopicConfig]) -> Command:
-    """The same of several topics, without their attributes."""
+    """Return the request to create or change several topics on one broker, without attributes."""
     values = {"topicConfigList": [tables.topic_object(one) for one in configs]}
-    return request(Code.UPDATE_AND_CREATE_TOPIC_LIST, body=fastjson.dumps(values))
+    return make_request(Code.UPDATE_AND_CREATE_TOPIC_LIST, body=fastjson.dumps(values))
 
 
 def update_groups(configs: Iterable[GroupConfig]) -> Command:
-    """The same of several groups."""
+    """Return the request to create or change several consumer groups on one broker."""
     values = {"groupConfigList": [tables.group_object(one) for one in configs]}
-    return request(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=fastjson.dumps(values))
+    return make_request(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=fastjson.dumps(values))
 
 
 def set_request_mode(mode: tables.RequestMode) -> Command:
-    """How a group reads a topic on one broker."""
-    return request(Code.SET_MESSAGE_REQUEST_MODE, body=tables.encode_request_mode(mode))
+    """Return the request to set how a group reads a topic on one broker: by pull or by pop."""
+    return make_request(Code.SET_MESSAGE_REQUEST_MODE, body=tables.encode_request_mode(mode))
 
 
 def change_settings(changes: Mapping[str, str], *, of_name_server: bool = False) -> Command:
-    """Settings of a broker, or of a name server, as lines."""
+    """Return the request to change settings of a broker, or of a name server."""
     code = Code.UPDATE_NAMESRV_CONFIG if of_name_server else Code.UPDATE_BROKER_CONFIG
-    return request(code, body="".join(f"{k}={v}\n" for k, v in changes.items()).encode())
+    return make_request(code, body="".join(f"{k}={v}\n" for k, v in changes.items()).encode())
 
 
 def update_account(account: headers.UpdateAccountRequest) -> Command:
-    """Creates an account of a broker, or changes what is given."""
-    return request(Code.UPDATE_AND_CREATE_ACL_CONFIG, account)
+    """Return the request to create an account of a broker, or to change the fields that are set."""
+    return make_request(Code.UPDATE_AND_CREATE_ACL_CONFIG, account)
 
 
 def clean_up(what: str) -> Command:
-    """Deletes what nobody needs: expired `queues`, unused `topics`, expired files of the `log`."""
-    return request(_CLEAN_UP[what])
+    """Return the request to delete what is no longer used.
+
+    `what` is "queues" (expired files of consume queues), "topics" (consume queues of deleted
+    topics) or "log" (expired files of the commit log).
+    """
+    return make_request(_CLEAN_UP_CODES[what])
 
 
-_CLEAN_UP: Final = {
+_CLEAN_UP_CODES: Final = {
     "queues": Code.CLEAN_EXPIRED_CONSUMEQUEUE,
     "topics": Code.CLEAN_UNUSED_TOPIC,
     "log": Code.DELETE_EXPIRED_COMMITLOG,
 }
 
-# ------------------------------------------------------------------------------------ answers
+# ---------------------------------------------------------------------------------- responses
 
 SUCCESS: Final = 0
 MESSAGE_ILLEGAL: Final = 13
@@ -464,86 +528,105 @@ FILTER_DATA_NOT_EXIST: Final = 27
 FILTER_DATA_NOT_LATEST: Final = 28
 FLOW_CONTROL: Final = 215
 NOT_AVAILABLE: Final = 14
-"""The broker cannot write: its disk is full, or it is not the master (any more)."""
+"""The broker cannot write: its disk is full, or it is not the master or no longer is."""
 
-SUBSCRIPTION_PENDING = frozenset({
-    SUBSCRIPTION_NOT_EXIST, SUBSCRIPTION_NOT_LATEST, FILTER_DATA_NOT_EXIST, FILTER_DATA_NOT_LATEST,
-})  # fmt: skip
-"""Normal just after a subscription changed: the heartbeat has not arrived everywhere yet."""
+SUBSCRIPTION_PENDING = frozenset(
+    {
+        SUBSCRIPTION_NOT_EXIST,
+        SUBSCRIPTION_NOT_LATEST,
+        FILTER_DATA_NOT_EXIST,
+        FILTER_DATA_NOT_LATEST,
+    }
+)
+"""Codes that are normal just after a subscription changed: some brokers lack the new heartbeat."""
 
 _ERRORS: dict[int, tuple[type[RequestError], str]] = {
-    2: (RequestError, "The broker is overloaded: send more slowly, or add a broker."),
-    3: (RequestError, "The server is older than this feature: upgrade it."),
+    2: (RequestError, "Send more slowly, or add a broker: this one is overloaded."),
+    3: (RequestError, "Upgrade the server: its version does not have this feature."),
     MESSAGE_ILLEGAL: (
         RequestError,
         "Make the message smaller (body 4 MiB, properties 32 KiB by default).",
     ),
-    NOT_AVAILABLE: (RequestError, "The broker cannot write: look at its disk space and its log."),
+    NOT_AVAILABLE: (RequestError, "Check the broker's disk space and log: it cannot write."),
     16: (
         PermissionDeniedError,
         "Check the permission of topic, group and broker, and the credentials.",
     ),
     TOPIC_NOT_EXIST: (
         TopicNotFoundError,
-        "Create it: sluice topic create TOPIC, or set autoCreateTopicEnable=true on the broker.",
+        "Create it with sluice topic create TOPIC, or set autoCreateTopicEnable=true on a broker.",
     ),
     SUBSCRIPTION_PARSE_FAILED: (
         RequestError,
-        "Check the expression: sluice filter check 'EXPRESSION'.",
+        "Check the expression with sluice filter check 'EXPRESSION'.",
     ),
     GROUP_NOT_EXIST: (
         GroupNotFoundError,
-        "Create the group on the broker, or set autoCreateSubscriptionGroup=true there.",
+        "Create the group on the broker, or set autoCreateSubscriptionGroup=true on it.",
     ),
 }
 
 
-_ACCESS_CURE: Final = (
-    "Check access key and secret key, and what plain_acl.yml of the server allows them:"
+_ACCESS_FIX: Final = (
+    "Check the access key, the secret key, and what the server's plain_acl.yml allows them:"
     " sluice acl check says which rule decides."
 )
 
 
-def is_refused(answer: Command) -> bool:
-    """Whether access control refuses: code 1 and the name of RocketMQ's exception."""
-    return answer.code == SYSTEM_ERROR and is_access_remark(answer.remark or "")
+def is_access_denied(response: Command) -> bool:
+    """Return whether access control refused the request.
+
+    RocketMQ has no code for that: it is SYSTEM_ERROR (1) with the name of its exception in the
+    remark.
+    """
+    return response.code == SYSTEM_ERROR and is_access_denied_remark(response.remark or "")
 
 
-def is_access_remark(remark: str) -> bool:
-    """Return whether a server's remark is one of access control."""
+def is_access_denied_remark(remark: str) -> bool:
+    """Return whether a server's remark says that access control refused a request."""
     return "AclException" in remark
 
 
-def request_error(answer: Command, address: str = "") -> RequestError:
-    """The exception for an answer that is not success."""
-    kind, fix = _ERRORS.get(answer.code, (RequestError, ""))
-    if is_refused(answer):
-        kind, fix = PermissionDeniedError, _ACCESS_CURE
-    if "sluiceProtectedMode" in (answer.remark or ""):
-        fix = ""  # the remark names it
-    if answer.code == MESSAGE_ILLEGAL and "delay" in (answer.remark or ""):
+def request_error(response: Command, address: str = "") -> RequestError:
+    """Return the exception for a response that is not a success."""
+    kind, fix = _ERRORS.get(response.code, (RequestError, ""))
+    if is_access_denied(response):
+        kind, fix = PermissionDeniedError, _ACCESS_FIX
+    if "sluiceProtectedMode" in (response.remark or ""):
+        fix = ""  # the remark contains the fix
+    if response.code == MESSAGE_ILLEGAL and "delay" in (response.remark or ""):
         fix = "Deliver it sooner, or raise timerMaxDelaySec on the brokers (3 days by default)."
-    return kind(answer.code, (answer.remark or "").strip(), address=address, fix=fix)
+    return kind(response.code, (response.remark or "").strip(), address=address, fix=fix)
 
 
-def expect_success(answer: Command, address: str = "") -> Command:
-    """The answer itself when it is success; else raises `request_error`."""
-    if answer.code != SUCCESS:
-        raise request_error(answer, address)
-    return answer
+def expect_success(response: Command, address: str = "") -> Command:
+    """Return `response` if it is a success, otherwise raise the exception of `request_error`."""
+    if response.code != SUCCESS:
+        raise request_error(response, address)
+    return response
 
 
-def number(answer: Command, name: str) -> int:
-    """A number of the answer's header. Raises ProtocolError when it is not there."""
-    text = (answer.fields or {}).get(name)
+def int_field(response: Command, name: str) -> int:
+    """Return an integer of the response's header.
+
+    Raises ProtocolError if the field is missing or is not an integer.
+    """
+    text = (response.fields or {}).get(name)
     try:
         return int(text)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise ProtocolError(f"the answer's field {name} is {text!r}, not a number.") from None
+        raise ProtocolError(
+            f"the response's field {name} must be an integer, got {text!r}."
+        ) from None
 
 
 class SendStatus(Enum):
-    """How far a stored message got. Every value means: it is stored on the broker that answered."""
+    """How safe a stored message is. Every status means that the broker has stored the message.
+
+    `OK` means as safe as the broker is configured to keep messages. `FLUSH_DISK_TIMEOUT` means that
+    the disk sync took too long, `SLAVE_NOT_AVAILABLE` that no slave could receive the message, and
+    `FLUSH_SLAVE_TIMEOUT` that no slave confirmed it in time.
+    """
 
     OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -551,17 +634,18 @@ class SendStatus(Enum):
     FLUSH_SLAVE_TIMEOUT = 12
 
 
-_ANSWER: Final[Any] = None if engine.client is None else engine.client.Answer
+_COMPILED_RESPONSE: Final[Any] = None if engine.client is None else engine.client.Answer
 _SEND_STATUS = {status.value: status for status in SendStatus}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SendResult:
-    """What became of a sent message.
+    """The result of sending one message.
 
-    `message_id` is the id made by this client (UNIQ_KEY), `offset_message_id` says where the
-    message lies, `queue_offset` is its position in `queue`; of a delayed message both are where it
-    waits. `recall_handle` takes a timed message back. A one-way send has no result.
+    `message_id` is the id that this client assigned (UNIQ_KEY). `offset_message_id` contains the
+    broker's address and the position in its commit log. `queue_offset` is the offset in `queue`.
+    For a delayed message, the latter two say where it waits. `recall_handle` recalls a timed
+    message. A one-way send has no result.
     """
 
     status: SendStatus
@@ -579,30 +663,34 @@ class SendResult:
         )
 
 
-def send_results(
-    answer: Command, queue: MessageQueue, message_ids: tuple[str, ...], address: str
+def parse_send_response(
+    response: Command, queue: MessageQueue, message_ids: tuple[str, ...], address: str
 ) -> list[SendResult]:
-    """One result a message; a batch's ids come joined by commas (spec/remoting.md §9)."""
-    if answer.__class__ is _ANSWER and len(message_ids) == 1:
-        plain: Any = answer
+    """Return one result for each of `message_ids`, the messages of a send request, in their order.
+
+    The offset message ids of a batch are joined by commas (spec/remoting.md §9). Raises
+    RequestError for a response that is not a success, and ProtocolError for one without an offset.
+    """
+    if response.__class__ is _COMPILED_RESPONSE and len(message_ids) == 1:
+        plain: Any = response
         return [plain.result(SendResult, SendStatus.OK, message_ids[0], queue)]
-    status = _SEND_STATUS.get(answer.code)
+    status = _SEND_STATUS.get(response.code)
     if status is None:
-        raise request_error(answer, address)
-    fields = answer.fields or {}
-    place, handle = fields.get("msgId", ""), fields.get("recallHandle")
+        raise request_error(response, address)
+    fields = response.fields or {}
+    offset_ids, handle = fields.get("msgId", ""), fields.get("recallHandle")
     queue_id = int(fields.get("queueId") or queue.queue_id)
     stored = queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id)
-    first = number(answer, "queueOffset")
+    first = int_field(response, "queueOffset")
     if len(message_ids) == 1:
-        place = place.partition(",")[0]
-        return [SendResult(status, message_ids[0], place, stored, first, handle)]
-    places = place.split(",", len(message_ids))
+        offset_id = offset_ids.partition(",")[0]
+        return [SendResult(status, message_ids[0], offset_id, stored, first, handle)]
+    split_ids = offset_ids.split(",", len(message_ids))
     return [
         SendResult(
             status,
             message_id,
-            places[index] if index < len(places) else "",
+            split_ids[index] if index < len(split_ids) else "",
             stored,
             first + index,
             handle,
@@ -612,7 +700,7 @@ def send_results(
 
 
 class PullStatus(Enum):
-    """RocketMQ's four outcomes of a pull."""
+    """The four outcomes of a pull that are not errors."""
 
     FOUND = SUCCESS
     NO_NEW_MSG = PULL_NOT_FOUND
@@ -624,9 +712,13 @@ _PULL_STATUS = {status.value: status for status in PullStatus}
 
 
 @dataclass(frozen=True, slots=True)
-class PullAnswer:
-    """A pull's outcome: where to go on, what the queue holds, the records as they travelled, and
-    the id of the replica to ask next."""
+class PullResponse:
+    """The parsed response to a pull.
+
+    `next_offset` is the offset to pull next. The queue has messages from `offset_min` up to, not
+    including, `offset_max`. `data` are the records as they were sent, empty unless `status` is
+    FOUND. `suggested_broker_id` is the id of the replica to pull from next.
+    """
 
     status: PullStatus
     next_offset: int
@@ -634,25 +726,29 @@ class PullAnswer:
     offset_max: int
     data: bytes | memoryview
     remark: str
-    next_id: int = MASTER_ID
+    suggested_broker_id: int = MASTER_ID
 
 
-def pull_answer(answer: Command, address: str) -> PullAnswer:
-    """Raises the request's error for every code that is not one of the four outcomes."""
-    status = _PULL_STATUS.get(answer.code)
+def parse_pull_response(response: Command, address: str) -> PullResponse:
+    """Parse the response to a pull, from the broker at `address`.
+
+    Raises RequestError for a code that is not a `PullStatus`, and ProtocolError for a missing
+    field.
+    """
+    status = _PULL_STATUS.get(response.code)
     if status is None:
-        raise request_error(answer, address)
-    return PullAnswer(
+        raise request_error(response, address)
+    return PullResponse(
         status,
-        number(answer, "nextBeginOffset"),
-        number(answer, "minOffset"),
-        number(answer, "maxOffset"),
-        answer.body if status is PullStatus.FOUND else b"",
-        answer.remark or "",
-        int(fields_of(answer).get("suggestWhichBrokerId") or MASTER_ID),
+        int_field(response, "nextBeginOffset"),
+        int_field(response, "minOffset"),
+        int_field(response, "maxOffset"),
+        response.body if status is PullStatus.FOUND else b"",
+        response.remark or "",
+        int(header_fields(response).get("suggestWhichBrokerId") or MASTER_ID),
     )
 
 
-def fields_of(answer: Command) -> Mapping[str, str]:
-    """The header fields, never None."""
-    return answer.fields or {}
+def header_fields(response: Command) -> Mapping[str, str]:
+    """Return the header fields of a response, an empty mapping if it has none."""
+    return response.fields or {}

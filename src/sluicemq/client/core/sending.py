@@ -1,12 +1,16 @@
-"""Sending: which queue next, whether to try again, what to say when it failed.
+"""Send messages: choose a queue for each attempt, decide about retries, and describe failures.
 
-`QueueChooser` goes round robin over the write queues and avoids brokers that were slow or away:
-RocketMQ's latency table, by which a broker that took 550 ms is left alone for 2 s, and so on up to
-30 s. `Attempts` owns one send: its deadline over all attempts, the retries left, and what the final
-error says of each. A time-out is never retried, because the message may be stored. Where no other
-broker can take the message and the one that failed has replicas, the send waits, within its time,
-for the one of them that becomes master: a failover takes seconds, three attempts milliseconds.
-`Sender` has the conversations of a producer.
+`QueueChooser` goes round robin over the writable queues of a topic and avoids brokers that were
+slow or unreachable. The pauses are those of RocketMQ's latency table: a broker that took 550 ms is
+avoided for 2 s, and so on up to 30 s.
+
+`SendAttempts` is the state of one send: its deadline for all attempts, the retries that are left,
+and what each attempt failed with. A time-out is never retried, because the message may be stored.
+If no other broker can accept the message and the failed broker has replicas, the send waits within
+its time limit for a replica to become master: a failover takes seconds, three attempts only
+milliseconds.
+
+`Sender` contains the conversations of a producer.
 """
 
 import logging
@@ -24,17 +28,17 @@ from sluicemq.client.core.messages import (
     COMPRESS_FROM_BYTES,
     DELAY_LEVEL_MAX,
     Body,
-    Draft,
-    Outgoing,
-    as_message,
-    bare,
+    MessageDraft,
+    OutgoingMessage,
     check_batch,
-    checked_group,
-    join,
+    check_group_cached,
+    expect_recall_handle,
+    join_batch,
     make_draft,
-    prepare,
-    recalled,
-    split,
+    make_outgoing,
+    make_plain_outgoing,
+    split_batch,
+    to_message,
 )
 from sluicemq.client.core.names import check_number, check_queue
 from sluicemq.client.core.requests import (
@@ -43,8 +47,8 @@ from sluicemq.client.core.requests import (
     SendResult,
     SendStatus,
     expect_success,
-    fields_of,
-    send_results,
+    header_fields,
+    parse_send_response,
 )
 from sluicemq.client.core.tracing import Tracing, trace_hint
 from sluicemq.client.core.transactions import TransactionListener
@@ -65,45 +69,47 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.wire.frames import Command
 
 _log = logging.getLogger("sluicemq.client")
+DEFAULT_PRODUCER_GROUP: Final = "sluicemq-producer"
 SEND_TIMEOUT_MS: Final = 10_000
 RETRIES: Final = 2
-FIRST_BITS: Final = 31
-"""Of the random number that says which queue is the first one."""
+"""The number of further attempts after the first one, by default."""
+FIRST_QUEUE_BITS: Final = 31
+"""The size of the random number that selects the queue of a topic's first message."""
 RETRY_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205, 1500})
-"""spec/remoting.md §7.3: the answers after which another broker may do better."""
+"""Response codes after which another broker may accept the message (spec/remoting.md §7.3)."""
 
 Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
-"""A user's choice: the write queues of the topic and the message -> one of the queues."""
+"""A queue selector: (writable queues of the topic, message) -> the queue to send to."""
 
-_LATENCY_S: Final = (0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0)
-_AVOID_S: Final = (0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
+_LATENCY_STEPS_S: Final = (0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0)
+_AVOIDANCE_STEPS_S: Final = (0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 0.5
-"""From one look for a new master to the next."""
+"""The longest pause in seconds between two attempts while a send waits for a new master."""
 UNREACHABLE_LATENCY_S: Final = 10.0
-"""What a broken connection counts as: 10 s of latency, so the broker is avoided for 10 s."""
+"""The latency that a broken connection counts as, so that the broker is avoided for 10 s."""
 
 
-def avoid_s(latency_s: float) -> float:
-    """How long to leave a broker alone after an answer that took `latency_s` seconds."""
-    index = bisect_right(_LATENCY_S, latency_s)
-    return _AVOID_S[index - 1] if index else 0.0
+def avoidance_s(latency_s: float) -> float:
+    """Return for how many seconds to avoid a broker whose response took `latency_s` seconds."""
+    index = bisect_right(_LATENCY_STEPS_S, latency_s)
+    return _AVOIDANCE_STEPS_S[index - 1] if index else 0.0
 
 
 class QueueChooser:
-    """Round robin over the queues of each topic, past the brokers to be avoided. Times are
-    monotonic seconds.
+    """Selects queues round robin for each topic, skipping brokers that are to be avoided.
 
-    `first()` is the number of the queue that the first message of a topic goes to. It is random in
-    a client, as in Java's: many short-lived producers would else all send to one queue.
+    Times are monotonic seconds. `first()` returns the index of the queue for the first message of a
+    topic. Clients pass a random number, as Java's client does: otherwise many short-lived producers
+    would all send to the same queue.
     """
 
-    __slots__ = ("_avoid_until_s", "_first", "_next")
+    __slots__ = ("_avoid_until_s", "_choose_start", "_next_index")
 
     def __init__(self, first: Callable[[], int] = lambda: 1) -> None:
         self._avoid_until_s: dict[str, float] = {}
-        self._first = first
-        self._next: dict[str, int] = {}
+        self._choose_start = first
+        self._next_index: dict[str, int] = {}
 
     def choose(
         self,
@@ -112,15 +118,20 @@ class QueueChooser:
         last_broker: str | None = None,
         sharding_key: str | None = None,
     ) -> MessageQueue:
-        """The next queue, or that of the key; `last_broker` (of a failed attempt) only when there
-        is no other. HOT."""
+        """Return the queue for the next message. HOT.
+
+        With `sharding_key`, that is the queue of the key. Otherwise skip queues of `last_broker`,
+        where the last attempt failed, and of brokers to be avoided. If only avoided brokers remain,
+        return a queue of one of them; return a queue of `last_broker` only if the topic has no
+        other broker.
+        """
         if sharding_key:
-            return choose_by_key(queues, sharding_key)
+            return choose_by_sharding_key(queues, sharding_key)
         topic = queues[0].topic
-        start = self._next.get(topic, -1)
+        start = self._next_index.get(topic, -1)
         if start < 0:
-            start = self._first()
-        self._next[topic] = start + 1
+            start = self._choose_start()
+        self._next_index[topic] = start + 1
         count = len(queues)
         if not self._avoid_until_s and last_broker is None:
             return queues[start % count]
@@ -133,146 +144,196 @@ class QueueChooser:
                 others = others or queue
         return others or queues[start % count]
 
-    def answered(self, broker: str, latency_s: float, now_s: float) -> None:
-        """Takes note of how long a broker took."""
+    def record_latency(self, broker: str, latency_s: float, now_s: float) -> None:
+        """Avoid `broker` for a while if its response took long, else stop avoiding it."""
         if latency_s < 0.55 and broker not in self._avoid_until_s:
             return
-        pause = avoid_s(latency_s)
+        pause = avoidance_s(latency_s)
         if pause:
             self._avoid_until_s[broker] = now_s + pause
         else:
             self._avoid_until_s.pop(broker, None)
 
-    def failed(self, broker: str, now_s: float) -> None:
-        """The connection to a broker broke, or it refused the message."""
-        self.answered(broker, UNREACHABLE_LATENCY_S, now_s)
+    def record_failure(self, broker: str, now_s: float) -> None:
+        """Avoid `broker`, whose connection broke or which refused the message."""
+        self.record_latency(broker, UNREACHABLE_LATENCY_S, now_s)
 
 
-def choose_by(selector: Selector, queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
-    """The user's choice, checked. Raises SendError when it is not one of the queues."""
+def choose_with_selector(
+    selector: Selector, queues: Sequence[MessageQueue], message: Message
+) -> MessageQueue:
+    """Return the queue that the application's `selector` returns for the message.
+
+    Raises ConfigurationError if `selector` is not callable, and SendError if it does not return one
+    of `queues`.
+    """
     if not callable(selector):
         raise ConfigurationError(
-            f"the selector is {selector!r:.60}.",
-            fix="Give a function: (queues, message) -> queue.",
+            f"selector must be a callable (queues, message) -> queue, got {selector!r:.60}.",
+            fix="Pass a function that returns one of the queues.",
         )
     queue = selector(queues, message)
     if queue not in queues:
         raise SendError(
             f"the selector chose {queue}, which is not one of the {len(queues)} queues of "
             f"{message.topic!r}. Nothing was sent.",
-            fix="Return one element of the sequence it is given.",
+            fix="Return an element of the sequence that the selector receives.",
         )
     return queue
 
 
-def check_way(topic: str, queue: MessageQueue | None, timeout_ms: int | None = None) -> None:
-    """Where a message shall go and within how many ms. Raises ConfigurationError."""
+def check_destination(
+    topic: str, queue: MessageQueue | None, timeout_ms: int | None = None
+) -> None:
+    """Check the options that say where a message goes and how long sending it may take.
+
+    Raises ConfigurationError if `queue` is not a queue of `topic`, or `timeout_ms` is less than 1.
+    None is valid for both.
+    """
     if queue is not None:
         check_queue(queue)
         if queue.topic != topic:
             raise ConfigurationError(
-                f"the message goes to {topic!r}, the queue is one of {queue.topic!r}.",
-                fix="Give one of `queues(topic)`.",
+                f"the queue belongs to the topic {queue.topic!r}, the message to {topic!r}.",
+                fix="Use one of the queues that `queues(topic)` returns.",
             )
     if timeout_ms is not None:
         check_number("timeout_ms", timeout_ms, 1)
 
 
-def choose_by_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
-    """The queue of a key: the one that a Java producer's SelectMessageQueueByHash chooses for this
-    text, so that producers of both kinds keep one order. It is another queue as soon as the number
-    of queues changes: strict order topics keep it."""
+def choose_by_sharding_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
+    """Return the queue of a sharding key.
+
+    It is the queue that SelectMessageQueueByHash of a Java producer selects for the same key, so
+    that producers in both languages keep one order. A key moves to another queue when the number of
+    queues changes; order topics keep that number.
+    """
     return queues[abs(java_hash(sharding_key)) % len(queues)]
 
 
-class Attempts:
-    """One send from the first attempt to the verdict. Times are monotonic seconds. The attempt that
-    is made now began at `began_s`, at the queue `target`, with `call` once that is made."""
+class SendAttempts:
+    """The state of one send, from the first attempt to its result. Times are monotonic seconds.
+
+    The current attempt began at `started_s` and goes to the queue `target`. `call` is its request,
+    None before that is made. `deadline_s` ends all attempts. `last_broker` is the broker of the
+    last failed attempt.
+    """
 
     __slots__ = (
-        "_failures", "_left", "_may_retry", "_timeout_ms", "_unknown", "began_s", "call",
-        "deadline_s", "is_fixed", "last_broker", "pause_s", "target",
-    )  # fmt: skip
+        "_failures",
+        "_may_be_stored",
+        "_may_retry",
+        "_retries_left",
+        "_timeout_ms",
+        "call",
+        "deadline_s",
+        "has_fixed_queue",
+        "last_broker",
+        "pause_s",
+        "started_s",
+        "target",
+    )
 
     def __init__(self, now_s: float, timeout_ms: int = SEND_TIMEOUT_MS, retries: int = RETRIES):
-        self.began_s = now_s
+        self.started_s = now_s
         self.deadline_s = now_s + timeout_ms / 1000
         self.target: MessageQueue | None = None
         self.call: Call | None = None
-        self.is_fixed = False
-        """Only one queue will do."""
+        self.has_fixed_queue = False
+        """Whether only one queue can accept the message, because the caller has chosen it."""
         self._timeout_ms = timeout_ms
-        self._left = retries
+        self._retries_left = retries
         self._may_retry = retries > 0
         self._failures: tuple[str, ...] = ()
-        self._unknown = False
+        self._may_be_stored = False
         self.last_broker: str | None = None
         self.pause_s = 0.0
-        """How long to wait before the next attempt."""
+        """The pause in seconds before the next attempt."""
 
-    def failed(
-        self, broker: str, error: SluiceError, now_s: float, *, written: bool, awaits: bool = False
+    def record_failure(
+        self,
+        broker: str,
+        error: SluiceError,
+        now_s: float,
+        *,
+        was_written: bool,
+        waits_for_master: bool = False,
     ) -> bool:
-        """Notes a failed attempt; True when the next one may be made.
+        """Record a failed attempt, and return whether another attempt may be made.
 
-        `written` says that the request was (or may have been) handed to the network: then a broken
-        connection leaves the outcome open. `awaits`: a new master is waited for, whatever number of
-        retries that takes.
+        `was_written` says that the request was, or may have been, passed to the network: a broken
+        connection or a time-out then leaves open whether the message is stored. With
+        `waits_for_master`, attempts continue until the deadline with a pause (`pause_s`) before
+        each, however few retries are left; a send without retries is not repeated.
         """
         self.last_broker = broker
         if (failure := f"{broker}: {error.fact}") not in self._failures:
             self._failures += (failure,)
-        if written and isinstance(error, ConnectionLostError | RequestTimeoutError):
-            self._unknown = True
-        if isinstance(error, RequestTimeoutError) and written:
+        if was_written and isinstance(error, ConnectionLostError | RequestTimeoutError):
+            self._may_be_stored = True
+        if isinstance(error, RequestTimeoutError) and was_written:
             return False
         if isinstance(error, RequestError) and error.code not in RETRY_CODES:
             return False
-        if now_s >= self.deadline_s or (isinstance(error, RouteNotFoundError) and not awaits):
+        if now_s >= self.deadline_s or (
+            isinstance(error, RouteNotFoundError) and not waits_for_master
+        ):
             return False
-        if awaits and self._may_retry:
+        if waits_for_master and self._may_retry:
             self.pause_s = min(max(2 * self.pause_s, PAUSE_S_MIN), PAUSE_S_MAX)
             return True
-        if self._left <= 0:
+        if self._retries_left <= 0:
             return False
-        self._left -= 1
+        self._retries_left -= 1
         self.pause_s = 0.0
         return True
 
-    def goes_on(self, status: SendStatus, broker: str, now_s: float) -> bool:
-        """Whether to try another broker, for one that stored the message and promises less."""
-        is_over = status is SendStatus.OK or self._left <= 0 or now_s >= self.deadline_s
-        if not is_over:
-            self._left, self.last_broker = self._left - 1, broker
-        return not is_over
+    def should_improve(self, status: SendStatus, broker: str, now_s: float) -> bool:
+        """Return whether to send to another broker although this one stored the message.
 
-    def verdict(self, topic: str, message_id: str, error: SluiceError) -> SluiceError:
-        """The exception to raise after the last attempt; chain it with `from error`."""
+        That is the case if `status` promises less than OK, retries are left and the deadline has
+        not passed. Uses up one retry.
+        """
+        if status is SendStatus.OK or self._retries_left <= 0 or now_s >= self.deadline_s:
+            return False
+        self._retries_left -= 1
+        self.last_broker = broker
+        return True
+
+    def make_error(self, topic: str, message_id: str, error: SluiceError) -> SluiceError:
+        """Return the exception for a failed send.
+
+        The caller raises it `from error`, the last failure. It is a SendUnknownError if the message
+        may be stored. A RequestError or RouteNotFoundError is returned unchanged; any other failure
+        becomes a SendError that lists all attempts.
+        """
         failures = "; ".join(self._failures)
-        if self._unknown:
+        if self._may_be_stored:
             return SendUnknownError(
-                f"no answer for message {message_id} to {topic!r} (time for all attempts "
+                f"no response for message {message_id} to {topic!r} (time for all attempts "
                 f"{self._timeout_ms} ms): it may be stored or not [{failures}].",
-                fix="Do not simply send it again unless consumers tolerate duplicates; look it "
-                "up by its id first.",
+                fix="Do not send it again unless consumers tolerate duplicates; look it up by its "
+                "id first.",
             )
         if isinstance(error, RequestError | RouteNotFoundError):
             return error
         return SendError(
             f"message {message_id} to {topic!r} was not stored [{failures}].",
-            fix="See sluice cluster list, and whether the brokers' addresses are reachable.",
+            fix="Check sluice cluster list, and that the brokers' addresses are reachable.",
         )
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The settings of a producer; without them those of `Producer`.
+    """The options of a producer; the defaults are in parentheses.
 
-    `timeout_ms` (10,000): for one send with all its attempts. `retries` (2): how often it is tried
-    again; `retries_async` (0): by `send_soon`. `retry_unsafe`: also when it is stored and its
-    broker could not keep all it promised, so that another one may have it as well.
-    `compress_from_bytes` (4,096): from how many bytes on bodies are compressed, 0 never.
-    `delay_level_max` (18): how many delay levels the brokers have. `listener`: who runs and checks
-    its transactions.
+    - `timeout_ms` (10,000): the time limit of one send with all its attempts.
+    - `retries` (2): the number of further attempts of a send.
+    - `retries_async` (0): the number of further attempts of `send_soon`.
+    - `retry_unsafe` (False): retry a send also if its broker stored the message but could not make
+      it as safe as configured. Another broker may then have it as well.
+    - `compress_from_bytes` (4,096): the size from which bodies are compressed; 0 means never.
+    - `delay_level_max` (18): the number of the brokers' delay levels.
+    - `listener` (None): executes and checks the producer's transactions.
     """
 
     timeout_ms: int
@@ -285,8 +346,11 @@ class ProducerOptions(TypedDict, total=False):
 
 
 class Sender:
-    """The sends of one producer group. `on_first(group, topic)` is called before the first send to
-    a topic, `on_settled` when the last open send has ended after `is_closed`."""
+    """Sends the messages of one producer group.
+
+    `on_first_send(group, topic)` is called before the first send to a topic. After `close`,
+    `on_drained()` is called when no send is in progress any more.
+    """
 
     def __init__(
         self,
@@ -302,55 +366,68 @@ class Sender:
         trace: Tracing | None = None,
         first_queue: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`first_queue`: see `QueueChooser`."""
+        """Check the options and create the sender. `first_queue` is the `first` of `QueueChooser`.
+
+        `next_id` returns a new message id. Raises ConfigurationError for an invalid option.
+        """
         check_number("timeout_ms", timeout_ms, 1)
         check_number("retries", retries, 0)
         check_number("compress_from_bytes", compress_from_bytes, 0)
         check_number("delay_level_max", delay_level_max, 1)
         self.directory = directory
-        self.group: str = checked_group(group)
+        self.group: str = check_group_cached(group)
         self.next_id = next_id
         self.timeout_ms = timeout_ms
         self.retries = retries
         self.retry_unsafe = retry_unsafe
-        self.prepare: Callable[[Message | Draft, str], Outgoing] = partial(
-            prepare, compress_from_bytes=compress_from_bytes, delay_level_max=delay_level_max
+        self.make_outgoing: Callable[[Message | MessageDraft, str], OutgoingMessage] = partial(
+            make_outgoing, compress_from_bytes=compress_from_bytes, delay_level_max=delay_level_max
         )
-        """A message made ready, with an id. Raises ConfigurationError."""
-        self._bare_below = min(compress_from_bytes or BODY_BYTES_MAX, BODY_BYTES_MAX)
-        """Bodies of fewer bytes stay as they are."""
+        """Encodes a message with a given id.
+
+        Raises ConfigurationError, and ClosedError after `close`.
+        """
+        self._plain_body_bytes = min(compress_from_bytes or BODY_BYTES_MAX, BODY_BYTES_MAX)
+        """Bodies of fewer bytes are neither compressed nor too large: they are sent as they are."""
         self.trace = trace
-        self.on_first: Callable[[str, str], None] = lambda group, topic: None
-        self.on_settled: Callable[[], None] = lambda: None
-        self.open: set[str] = set()
-        self.unknown: list[str] = []
-        """Of sends that ended after `is_closed`: what may be stored or not."""
+        self.on_first_send: Callable[[str, str], None] = lambda group, topic: None
+        self.on_drained: Callable[[], None] = lambda: None
+        self.open_ids: set[str] = set()
+        """The ids of messages whose send is in progress."""
+        self.unknown_ids: list[str] = []
+        """Ids of messages that may be stored: their sends failed after `close`."""
         self.is_closed: bool = False
         self._chooser = QueueChooser(first_queue)
-        self._topics: set[str] = set()
+        self._announced_topics: set[str] = set()
 
-    def ready(self, message: Message | Draft) -> Outgoing:
-        """A message made ready, with an id of its own. Raises ConfigurationError, ClosedError."""
-        return self.prepare(message, self.next_id())
+    def assign_id(self, message: Message | MessageDraft) -> OutgoingMessage:
+        """Encode a message with a new id.
+
+        Raise ConfigurationError, and ClosedError after `close`.
+        """
+        return self.make_outgoing(message, self.next_id())
 
     def close(self) -> None:
-        """Makes no message ready any more, and tries none again."""
+        """Refuse new messages, and make no further attempts for those in progress."""
 
-        def refuse(message: Message | Draft, message_id: str) -> Outgoing:
-            raise ClosedError("this producer is closed.", fix="Make a new one.")
+        def refuse(message: Message | MessageDraft, message_id: str) -> OutgoingMessage:
+            raise ClosedError("this producer is closed.", fix="Create a new producer.")
 
-        self.is_closed, self.prepare, self._bare_below = True, refuse, 0
+        self.is_closed, self.make_outgoing, self._plain_body_bytes = True, refuse, 0
 
-    def send(
+    def send_outgoing(
         self,
-        outgoing: Outgoing,
+        outgoing: OutgoingMessage,
         queue: MessageQueue | None = None,
         timeout_ms: int | None = None,
         retries: int | None = None,
     ) -> Conversation[SendResult]:
-        """Stores one message that is made ready."""
+        """Send one encoded message and return its result.
+
+        Raises what `send_with_retries` raises.
+        """
         ids = (outgoing.message_id,)
-        return (yield from self.deliver(outgoing, ids, queue, timeout_ms, retries))[0]
+        return (yield from self.send_with_retries(outgoing, ids, queue, timeout_ms, retries))[0]
 
     def send_message(
         self,
@@ -370,32 +447,34 @@ class Sender:
         flag: int = 0,
         wait_store_ok: bool = True,
     ) -> Conversation[SendResult]:
-        """Sends one message and waits until it is stored.
+        """Send one message and wait until it is stored.
 
-        `topic`: its name with a body of at most 4 MiB, or a whole `Message` and no option of one.
-        `tag`: what consumers choose by, no `|` in it. `keys`: what `sluice message query` finds it
-        by, without white space. `properties`: texts by name, for SQL92 conditions.
+        `topic` is the name of a topic, with a body of at most 4 MiB; or it is a complete `Message`,
+        without options of a message. `tag` is what consumers filter by; it contains no `|`. `keys`
+        are strings without white space by which `sluice message query` finds the message.
+        `properties` are strings by name, for SQL92 filters.
 
-        `queue` fixes the queue, `selector` chooses one for each message, `sharding_key` leads to
-        the same one each time; without them it goes round robin and a failed attempt goes to the
-        next broker.
+        `queue` is the queue to send to, and `selector` a function that selects it for each message.
+        Messages with the same `sharding_key` go to the same queue. Without these, messages go round
+        robin to all queues, and after a failed attempt to another broker.
 
-        At most one says when to deliver it: `delay_level` (1 to 18 unless the producer's
-        `delay_level_max` says otherwise), `delay` (seconds or a timedelta), `deliver_at` (a
-        datetime with a time zone, or ms since 1970).
+        At most one of these delays the message: `delay_level` (1 to 18 unless the producer's
+        `delay_level_max` differs), `delay` (seconds or a timedelta), `deliver_at` (a datetime with
+        a time zone, or milliseconds since 1970).
 
-        `timeout_ms`: for all attempts together, by default the producer's 10,000. `flag`: a number
-        of yours (32 bits). `wait_store_ok` False: do not wait until it is as safe as the broker
-        keeps messages.
+        `timeout_ms` limits all attempts together; the default is the producer's 10,000. `flag` is a
+        32-bit number for the application's own use. With `wait_store_ok` False the broker responds
+        before the message is as safe as it is configured to keep messages.
 
-        Raises ConfigurationError (it breaks a rule, nothing was sent), RouteNotFoundError,
-        NameServerUnreachableError, RequestError (the broker refused it), SendError (not stored) and
-        its child SendUnknownError (it may be stored; never resent by itself), ClosedError.
+        Raises ConfigurationError (an argument is invalid and nothing was sent), RouteNotFoundError,
+        NameServerUnreachableError, RequestError (the broker refused the message), SendError (not
+        stored) and its subclass SendUnknownError (it may be stored; the client never resends it),
+        ClosedError.
         """
         if (
             topic.__class__ is str
             and body.__class__ is bytes
-            and 0 < len(body) < self._bare_below
+            and 0 < len(body) < self._plain_body_bytes
             and tag is None
             and properties is None
             and selector is None
@@ -405,22 +484,30 @@ class Sender:
             and not (keys or delay_level or flag)
             and wait_store_ok
         ):
-            outgoing = bare(topic, body, self.next_id())
+            outgoing = make_plain_outgoing(topic, body, self.next_id())
         else:
             draft = make_draft(
-                topic, body, tag=tag, keys=keys, properties=properties, flag=flag,
-                wait_store_ok=wait_store_ok, sharding_key=sharding_key, delay_level=delay_level,
-                delay=delay, deliver_at=deliver_at,
-            )  # fmt: skip
-            outgoing = self.prepare(draft, self.next_id())
+                topic,
+                body,
+                tag=tag,
+                keys=keys,
+                properties=properties,
+                flag=flag,
+                wait_store_ok=wait_store_ok,
+                sharding_key=sharding_key,
+                delay_level=delay_level,
+                delay=delay,
+                deliver_at=deliver_at,
+            )
+            outgoing = self.make_outgoing(draft, self.next_id())
             if selector is not None:
-                queues = yield from self.directory.write_queues(draft.topic)
-                queue = choose_by(selector, queues, as_message(draft))
+                queues = yield from self.directory.get_write_queues(draft.topic)
+                queue = choose_with_selector(selector, queues, to_message(draft))
         ids = (outgoing.message_id,)
         if queue is None and timeout_ms is None:
-            return (yield from self.deliver(outgoing, ids))[0]
-        check_way(outgoing.topic, queue, timeout_ms)
-        return (yield from self.deliver(outgoing, ids, queue, timeout_ms))[0]
+            return (yield from self.send_with_retries(outgoing, ids))[0]
+        check_destination(outgoing.topic, queue, timeout_ms)
+        return (yield from self.send_with_retries(outgoing, ids, queue, timeout_ms))[0]
 
     def send_oneway(
         self,
@@ -438,23 +525,31 @@ class Sender:
         flag: int = 0,
         wait_store_ok: bool = True,
     ) -> Conversation[None]:
-        """Hands one message to the network and does not wait for the broker: it may get lost.
+        """Send one message without waiting for the broker's response. The message may be lost.
 
         The options are those of `send`. Raises ConfigurationError, RouteNotFoundError,
         NameServerUnreachableError, ConnectionLostError, ClosedError.
         """
         draft = make_draft(
-            topic, body, tag=tag, keys=keys, properties=properties, flag=flag,
-            wait_store_ok=wait_store_ok, sharding_key=sharding_key, delay_level=delay_level,
-            delay=delay, deliver_at=deliver_at,
-        )  # fmt: skip
-        outgoing = self.ready(draft)
-        check_way(outgoing.topic, queue)
+            topic,
+            body,
+            tag=tag,
+            keys=keys,
+            properties=properties,
+            flag=flag,
+            wait_store_ok=wait_store_ok,
+            sharding_key=sharding_key,
+            delay_level=delay_level,
+            delay=delay,
+            deliver_at=deliver_at,
+        )
+        outgoing = self.assign_id(draft)
+        check_destination(outgoing.topic, queue)
         if queue is None:
-            queues = yield from self.directory.write_queues(outgoing.topic)
+            queues = yield from self.directory.get_write_queues(outgoing.topic)
             now_s = self.directory.clock.monotonic_s()
             queue = self._chooser.choose(queues, now_s, None, outgoing.sharding_key)
-        address, born_ms = self.directory.master(queue), self.directory.clock.now_ms()
+        address, born_ms = self.directory.get_master_address(queue), self.directory.clock.now_ms()
         yield Call(address, requests.send(self.group, queue, outgoing, born_ms, oneway=True))
 
     def send_batch(
@@ -464,30 +559,33 @@ class Sender:
         queue: MessageQueue | None = None,
         timeout_ms: int | None = None,
     ) -> Conversation[list[SendResult]]:
-        """Sends messages of one topic in requests of at most 1 MiB each; one result a message.
+        """Send messages of one topic in requests of at most 1 MiB each.
 
-        Each request is stored all or nothing; when a later one fails, the earlier ones are stored
-        and the exception's note tells how many. `queue` and `timeout_ms` are those of `send`, each
-        request has that time. Raises SendError before sending when the messages may not be in one
-        batch (it names the index), and what `send` raises.
+        Return one result per message. Each request is stored completely or not at all. If a later
+        one fails, the earlier ones are stored, and a note of the exception tells how many. `queue`
+        and `timeout_ms` are those of `send`; `timeout_ms` applies to each request. Raises SendError
+        before sending if the messages cannot be in one batch (it names the index), and what `send`
+        raises.
         """
         check_batch(messages)
-        check_way(messages[0].topic, queue, timeout_ms)
-        parts = [prepare(one, self.next_id(), compress_from_bytes=0) for one in messages]
+        check_destination(messages[0].topic, queue, timeout_ms)
+        parts = [make_outgoing(one, self.next_id(), compress_from_bytes=0) for one in messages]
         results: list[SendResult] = []
-        for run in split(parts):
-            joined = join(run, self.next_id())
+        for run in split_batch(parts):
+            joined = join_batch(run, self.next_id())
             ids = tuple(part.message_id for part in run)
             try:
-                results += yield from self.deliver(joined, ids, queue, timeout_ms, batch=True)
+                results += yield from self.send_with_retries(
+                    joined, ids, queue, timeout_ms, batch=True
+                )
             except SluiceError as error:
                 error.add_note(f"{len(results)} of {len(parts)} messages of this batch are stored.")
                 raise
         return results
 
-    def deliver(
+    def send_with_retries(
         self,
-        outgoing: Outgoing,
+        outgoing: OutgoingMessage,
         ids: tuple[str, ...],
         queue: MessageQueue | None = None,
         timeout_ms: int | None = None,
@@ -495,147 +593,171 @@ class Sender:
         *,
         batch: bool = False,
     ) -> Conversation[list[SendResult]]:
-        """One result for each of `ids`; in `queue`, or in one that is chosen for each attempt. HOT.
+        """Send one request, with all its attempts, and return one result for each of `ids`. HOT.
+
+        `ids` are the message ids in the request, more than one for a batch. The request goes to
+        `queue`, or to a queue that is chosen for each attempt if that is None. `timeout_ms` and
+        `retries` default to the producer's.
 
         Raises RouteNotFoundError, NameServerUnreachableError, RequestError (the broker refused it),
         SendError (not stored), SendUnknownError (it may be stored).
         """
         directory, topic = self.directory, outgoing.topic
-        attempts = Attempts(
+        attempts = SendAttempts(
             directory.clock.monotonic_s(),
             self.timeout_ms if timeout_ms is None else timeout_ms,
             self.retries if retries is None else retries,
         )
-        attempts.is_fixed = queue is not None
-        self.open.add(outgoing.message_id)
+        attempts.has_fixed_queue = queue is not None
+        self.open_ids.add(outgoing.message_id)
         try:
             while True:
                 attempts.target, attempts.call, target = queue, None, queue
                 try:
                     if target is not None:
-                        yield from directory.route(topic, create=True)
+                        yield from directory.get_route(topic, create=True)
                     else:
-                        queues = directory.routes.fresh_writers(topic, attempts.began_s)
+                        queues = directory.routes.fresh_write_queues(topic, attempts.started_s)
                         if not queues:
-                            queues = yield from directory.write_queues(topic)
-                            attempts.began_s = directory.clock.monotonic_s()
+                            queues = yield from directory.get_write_queues(topic)
+                            attempts.started_s = directory.clock.monotonic_s()
                         attempts.target = target = self._chooser.choose(
-                            queues, attempts.began_s, attempts.last_broker, outgoing.sharding_key
+                            queues, attempts.started_s, attempts.last_broker, outgoing.sharding_key
                         )
-                    if topic not in self._topics:
-                        self._topics.add(topic)
-                        self.on_first(self.group, topic)
-                    address = directory.master(target)
+                    if topic not in self._announced_topics:
+                        self._announced_topics.add(topic)
+                        self.on_first_send(self.group, topic)
+                    address = directory.get_master_address(target)
                     command = requests.send(
-                        self.group, target, outgoing, directory.clock.now_ms(),
-                        batch=batch, is_brief=batch and len(ids) == 1,
-                    )  # fmt: skip
-                    left_s = max(0.001, attempts.deadline_s - attempts.began_s)
+                        self.group,
+                        target,
+                        outgoing,
+                        directory.clock.now_ms(),
+                        batch=batch,
+                        is_brief=batch and len(ids) == 1,
+                    )
+                    left_s = max(0.001, attempts.deadline_s - attempts.started_s)
                     attempts.call = Call(address, command, left_s)
-                    answer = yield attempts.call
-                    results = send_results(answer, target, ids, address)
+                    response = yield attempts.call
+                    results = parse_send_response(response, target, ids, address)
                 except (
-                    ConnectionLostError, RequestTimeoutError, RequestError, RouteNotFoundError,
-                ) as error:  # fmt: skip
-                    self._failed(attempts, outgoing, ids, error, batch)
+                    ConnectionLostError,
+                    RequestTimeoutError,
+                    RequestError,
+                    RouteNotFoundError,
+                ) as error:
+                    self._handle_failure(attempts, outgoing, ids, error, batch)
                     if attempts.pause_s:
                         yield Sleep(attempts.pause_s)
-                        attempts.began_s = directory.clock.monotonic_s()
+                        attempts.started_s = directory.clock.monotonic_s()
                 else:
-                    if self._is_enough(attempts, outgoing, results, answer, batch):
+                    if self._finish_attempt(attempts, outgoing, results, response, batch):
                         return results
         finally:
-            self.open.discard(outgoing.message_id)
-            if self.is_closed and not self.open:
-                self.on_settled()
+            self.open_ids.discard(outgoing.message_id)
+            if self.is_closed and not self.open_ids:
+                self.on_drained()
 
-    def _is_enough(
+    def _finish_attempt(
         self,
-        attempts: Attempts,
-        outgoing: Outgoing,
+        attempts: SendAttempts,
+        outgoing: OutgoingMessage,
         results: list[SendResult],
-        answer: Command,
+        response: Command,
         batch: bool,
     ) -> bool:
-        """It is stored: False when another broker may promise more. HOT."""
+        """Handle a stored message: record the latency and the trace. HOT.
+
+        Return False if the message should be sent to another broker as well.
+        """
         assert attempts.target is not None
         broker, now_s = attempts.target.broker, self.directory.clock.monotonic_s()
-        cost_s, attempts.began_s = now_s - attempts.began_s, now_s
-        self._chooser.answered(broker, cost_s, now_s)
-        if self.retry_unsafe and attempts.goes_on(results[0].status, broker, now_s):
+        cost_s, attempts.started_s = now_s - attempts.started_s, now_s
+        self._chooser.record_latency(broker, cost_s, now_s)
+        if self.retry_unsafe and attempts.should_improve(results[0].status, broker, now_s):
             return False
         if self.trace is not None:
             address = attempts.call.address if attempts.call is not None else ""
-            self.trace.sent(self.group, outgoing, results, address, answer, cost_s, batch=batch)
+            self.trace.record_send(
+                self.group, outgoing, results, address, response, cost_s, batch=batch
+            )
         return True
 
-    def _failed(
+    def _handle_failure(
         self,
-        attempts: Attempts,
-        outgoing: Outgoing,
+        attempts: SendAttempts,
+        outgoing: OutgoingMessage,
         ids: tuple[str, ...],
         error: SluiceError,
         batch: bool,
     ) -> None:
-        """Raises the verdict when that was the last attempt."""
+        """Record a failed attempt. Raise the final error after the last attempt."""
         now_s = self.directory.clock.monotonic_s()
-        cost_s, attempts.began_s = now_s - attempts.began_s, now_s
-        if not self._may_go_on(attempts, outgoing, error, now_s):
+        cost_s, attempts.started_s = now_s - attempts.started_s, now_s
+        if not self._may_retry(attempts, outgoing, error, now_s):
             if self.trace is not None:
-                self.trace.failed(self.group, outgoing, ids, cost_s, batch=batch)
-            verdict = attempts.verdict(outgoing.topic, outgoing.message_id, error)
-            if self.is_closed and isinstance(verdict, SendUnknownError):
-                self.unknown.extend(ids)
-            raise verdict from error
+                self.trace.record_failed_send(self.group, outgoing, ids, cost_s, batch=batch)
+            failure = attempts.make_error(outgoing.topic, outgoing.message_id, error)
+            if self.is_closed and isinstance(failure, SendUnknownError):
+                self.unknown_ids.extend(ids)
+            raise failure from error
 
-    def _may_go_on(
-        self, attempts: Attempts, outgoing: Outgoing, error: SluiceError, now_s: float
+    def _may_retry(
+        self, attempts: SendAttempts, outgoing: OutgoingMessage, error: SluiceError, now_s: float
     ) -> bool:
-        """Whether there is another attempt, after a rest where a new master has to be waited for:
-        no other broker can take the message, and this one has replicas."""
+        """Record a failed attempt, and return whether to make another one.
+
+        The next attempt waits for a new master if no other broker can accept the message and this
+        one has replicas.
+        """
         directory, topic, call = self.directory, outgoing.topic, attempts.call
         broker = None if attempts.target is None else attempts.target.broker
         if broker is not None:
-            self._chooser.failed(broker, now_s)
-        is_bound = attempts.is_fixed or bool(outgoing.sharding_key)
-        others = {one.broker for one in directory.routes.writers.get(topic, ())} - {broker}
-        may_pass = not isinstance(error, RequestError) or error.code == NOT_AVAILABLE
-        awaits = (
-            may_pass and directory.routes.has_replicas(topic, broker) and (is_bound or not others)
+            self._chooser.record_failure(broker, now_s)
+        writable = directory.routes.write_queues.get(topic, ())
+        other_brokers = {queue.broker for queue in writable} - {broker}
+        needs_broker = attempts.has_fixed_queue or bool(outgoing.sharding_key) or not other_brokers
+        is_temporary = not isinstance(error, RequestError) or error.code == NOT_AVAILABLE
+        waits_for_master = (
+            is_temporary and needs_broker and directory.routes.has_replicas(topic, broker)
         )
-        directory.routes.forget(topic)
-        written = call is not None and call.is_written
-        again = attempts.failed(
-            broker or attempts.last_broker or "-", error, now_s, written=written, awaits=awaits
+        directory.routes.expire(topic)
+        may_retry = attempts.record_failure(
+            broker or attempts.last_broker or "-",
+            error,
+            now_s,
+            was_written=call is not None and call.is_written,
+            waits_for_master=waits_for_master,
         )
-        return again and not self.is_closed
+        return may_retry and not self.is_closed
 
-    def write_traces(self, notes: Tracing) -> Conversation[bool]:
-        """Sends all that is noted; False when that failed. Raises nothing."""
-        while (batch := notes.take()) is not None:
+    def write_traces(self, tracing: Tracing) -> Conversation[bool]:
+        """Send all trace records that were noted. Return False if that failed; never raises."""
+        while (batch := tracing.next_message()) is not None:
             try:
-                yield from self.directory.route(notes.topic)
-                yield from self.send(self.ready(batch.message))
-            except Exception as error:  # noqa: BLE001 - a trace must not disturb what it tells of
-                notes.lost(batch.record_count)
-                level = logging.DEBUG if notes.has_warned else logging.WARNING
-                notes.has_warned = True
+                yield from self.directory.get_route(tracing.topic)
+                yield from self.send_outgoing(self.assign_id(batch.message))
+            except Exception as error:  # noqa: BLE001 - tracing must not fail a client
+                tracing.count_dropped(batch.record_count)
+                level = logging.DEBUG if tracing.has_warned else logging.WARNING
+                tracing.has_warned = True
                 _log.log(level, "traces cannot be written%s: %s", trace_hint(error), error)
                 return False
         return True
 
     def recall(self, handle: str) -> Conversation[str]:
-        """Takes a timed message back by the `recall_handle` of its send; returns its message id.
+        """Recall a timed message by the `recall_handle` of its send, and return its message id.
 
-        Brokers allow it with recallMessageEnable = true. Success means that the message will not be
-        delivered if it was there. Raises ConfigurationError when it is no handle, RequestError when
-        the broker refuses (too late, switched off).
+        Brokers allow that if recallMessageEnable = true. Success means that the message will not be
+        delivered if the broker still had it. Raises ConfigurationError for an invalid handle, and
+        RequestError if the broker refuses (too late, or recalling is disabled).
         """
-        found = recalled(handle)
-        yield from self.directory.route(found.topic)
-        address = self.directory.master(MessageQueue(found.topic, found.broker, 0))
-        answer = yield Call(address, requests.recall(self.group, found))
+        decoded = expect_recall_handle(handle)
+        topic, message_id = decoded.topic, decoded.unique_id
+        yield from self.directory.get_route(topic)
+        address = self.directory.get_master_address(MessageQueue(topic, decoded.broker, 0))
+        response = yield Call(address, requests.recall(self.group, decoded))
         if self.trace is not None:
-            is_taken = answer.code == SUCCESS
-            self.trace.recalled(self.group, found.topic, found.unique_id, success=is_taken)
-        return fields_of(expect_success(answer, address)).get("msgId", found.unique_id)
+            is_recalled = response.code == SUCCESS
+            self.trace.record_recall(self.group, topic, message_id, success=is_recalled)
+        return header_fields(expect_success(response, address)).get("msgId", message_id)

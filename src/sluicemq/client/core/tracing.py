@@ -1,29 +1,32 @@
-"""The body of trace messages: what happened to messages, as RocketMQ's clients tell it.
+"""Record the way of messages, and encode and decode the trace messages of RocketMQ's clients.
 
-A body is records, each ended by U+0002, of fields that are separated by U+0001 (spec/remoting.md
-§21). A message's way leaves up to five kinds of them:
+The body of a trace message is a sequence of records. Each ends with U+0002, its fields are
+separated by U+0001 (spec/remoting.md §21). There are five kinds of records about a message:
 
-    Pub             its producer has sent it                     Published
-    EndTransaction  its producer has ended it                    Ended
-    Recall          its producer has taken it back               Recalled
-    SubBefore       a consumer was given it                      Taken
-    SubAfter        that consumer has finished; same request id  Finished
+    Pub             its producer has sent it                     SendTrace
+    EndTransaction  its producer has ended its transaction       TransactionTrace
+    Recall          its producer has recalled it                 RecallTrace
+    SubBefore       a consumer has received it                   DeliveryTrace
+    SubAfter        that consumer has processed it; same         ConsumeTrace
+                    request id
 
-Nothing is written "null", so is empty text: Java's decoder loses empty fields at the end. Records
-that are unknown or damaged are counted, not raised: one strange client must not hide the others.
+None is written as "null", because Java's decoder loses empty fields at the end. "null" and an empty
+field are read as None. Unknown and damaged records are counted, not raised: one faulty client must
+not hide the records of the others.
 
-What a client notes while it works, and the trace messages that are made of it.
+`Tracing` collects the records of one client, and a writer sends them as messages:
 
-    producer, consumer --hooks--> Tracing (bounded, in memory) --take--> writer --> topic
+    producer, consumer --hooks--> Tracing (bounded, in memory) --next_message--> writer --> topic
 
-A hook appends a small tuple and wakes the writer; everything that costs (splitting properties,
-text) is done by the writer. What exceeds `COUNT_MAX` is dropped and counted: a trace that cannot be
-written must not slow or fail what it tells of. Nothing is noted about the trace topic itself, nor
-when the broker has said TRACE_ON=false (spec/remoting.md §9).
+A hook appends a small tuple and wakes the writer. The writer does what takes time: it splits
+properties and encodes records. Records beyond `COUNT_MAX` are dropped and counted, because tracing
+must never slow down or fail the client. Nothing is recorded about the trace topic itself, or about
+messages whose broker has set TRACE_ON=false (spec/remoting.md §9).
 
-Records become messages of at most 100 records, 128,000 bytes and `KEY_CHARACTERS_MAX` of KEYS: what
-is looked for is found by a broker's key index, so every id must be a key of its own. (The Java
-client writes one record for a batch; here each message of it has one.)
+A trace message has at most `RECORDS_MAX` records, `BYTES_MAX` bytes and `KEY_CHARACTERS_MAX`
+characters of KEYS. Brokers find it by their key index, so each message id in it must be one of its
+keys. The Java client writes one record for a whole batch; this client writes one for each message
+of it.
 """
 
 import dataclasses
@@ -34,8 +37,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-from sluicemq.client.core.messages import Outgoing
-from sluicemq.client.core.requests import SendResult, fields_of
+from sluicemq.client.core.messages import OutgoingMessage
+from sluicemq.client.core.requests import SendResult, header_fields
 from sluicemq.clock import Clock
 from sluicemq.errors import ConfigurationError, RouteNotFoundError
 from sluicemq.model.message import (
@@ -50,17 +53,18 @@ from sluicemq.model.message import (
     Message,
     StoredMessage,
 )
+from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.record.codec import decode_batch, decode_properties
 from sluicemq.wire.frames import Command
 
 _log = logging.getLogger("sluicemq.client")
-FIELD: Final = "\x01"
-RECORD: Final = "\x02"
+FIELD_SEPARATOR: Final = "\x01"
+RECORD_SEPARATOR: Final = "\x02"
 _NULL: Final = "null"
 
 
 class MessageKind(IntEnum):
-    """What kind of message was sent."""
+    """The kind of a message that was sent."""
 
     NORMAL = 0
     HALF = 1
@@ -69,8 +73,8 @@ class MessageKind(IntEnum):
     ORDERED = 4
 
 
-class Outcome(IntEnum):
-    """How a handler came back."""
+class ConsumeOutcome(IntEnum):
+    """How a handler ended."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -80,9 +84,12 @@ class Outcome(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """A send. `time_ms` is when it began. Java writes one for a whole batch: then `message_id` and
-    `offset_message_id` are lists with commas."""
+class SendTrace:
+    """A message was sent. `time_ms` is when the send began, in milliseconds since 1970.
+
+    Java writes one record for a whole batch: `message_id` and `offset_message_id` are then lists of
+    ids, separated by commas. `cost_ms` is the duration of the send.
+    """
 
     time_ms: int
     region: str | None
@@ -101,8 +108,8 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A delivery begins; `retry_times` says how often the message had come before."""
+class DeliveryTrace:
+    """A consumer received a message. `retry_times` is how often it had been delivered before."""
 
     time_ms: int
     region: str | None
@@ -114,23 +121,26 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A delivery ends. Clients of the cloud's flavour leave time and group out."""
+class ConsumeTrace:
+    """A consumer processed a message. Clients of the cloud edition omit time and group."""
 
     request_id: str | None
     message_id: str | None
     cost_ms: int
     success: bool
     keys: str | None
-    outcome: Outcome
+    outcome: ConsumeOutcome
     time_ms: int | None = None
     group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A producer has ended a transaction; `state` COMMIT_MESSAGE, ROLLBACK_MESSAGE or
-    UNKNOW (spelt so), `from_check`: because the broker had asked."""
+class TransactionTrace:
+    """A producer ended a transaction.
+
+    `state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW (RocketMQ's spelling). `from_check` says
+    that it answered a transaction check.
+    """
 
     time_ms: int
     region: str | None
@@ -147,8 +157,8 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
-    """A timed message was taken back."""
+class RecallTrace:
+    """A producer recalled a timed message, or tried to."""
 
     time_ms: int
     region: str | None
@@ -158,25 +168,32 @@ class Recalled:
     success: bool
 
 
-TraceRecord = Published | Taken | Finished | Ended | Recalled
+TraceRecord = SendTrace | DeliveryTrace | ConsumeTrace | TransactionTrace | RecallTrace
 
 
-def encode(records: Iterable[TraceRecord]) -> bytes:
-    """The body of a trace message."""
+def encode_trace_records(records: Iterable[TraceRecord]) -> bytes:
+    """Return the body of a trace message."""
     return "".join(map(encode_record, records)).encode()
 
 
 def encode_record(record: TraceRecord) -> str:
-    """One record with its end: its fields in their order."""
-    fields = [getattr(record, name) for name in _CONVERTERS[type(record)]]
-    if isinstance(record, Published) and record.client_host is None:
+    """Return one record as text, with its fields in the order of the format and its separator."""
+    fields = [getattr(record, name) for name in _FIELD_PARSERS[type(record)]]
+    if isinstance(record, SendTrace) and record.client_host is None:
         del fields[-1]
-    if isinstance(record, Finished) and record.time_ms is None:
+    if isinstance(record, ConsumeTrace) and record.time_ms is None:
         fields[-2:] = [""]
-    return FIELD.join(map(_text, [_NAMES[type(record)], *fields])) + RECORD
+    return (
+        FIELD_SEPARATOR.join(map(_encode_field, [_RECORD_NAMES[type(record)], *fields]))
+        + RECORD_SEPARATOR
+    )
 
 
-def _text(value: object) -> str:
+def _encode_field(value: object) -> str:
+    """Return a field as text.
+
+    Separators in it are replaced by spaces, to keep the other fields intact.
+    """
     if value is None:
         return _NULL
     if isinstance(value, bool):
@@ -184,102 +201,115 @@ def _text(value: object) -> str:
     if isinstance(value, int):
         return str(int(value))
     text = str(value)
-    if FIELD in text or RECORD in text:  # would shift every field after it
-        text = text.replace(FIELD, " ").replace(RECORD, " ")
+    if FIELD_SEPARATOR in text or RECORD_SEPARATOR in text:  # it would shift all later fields
+        text = text.replace(FIELD_SEPARATOR, " ").replace(RECORD_SEPARATOR, " ")
     return text
 
 
-def decode(body: bytes) -> tuple[list[TraceRecord], int]:
-    """The records of a trace message, and how many more could not be understood."""
+def decode_trace_records(body: bytes) -> tuple[list[TraceRecord], int]:
+    """Return the records of a trace message, and how many more could not be decoded."""
     records: list[TraceRecord] = []
     unread = 0
-    for line in body.decode("utf-8", "replace").split(RECORD):
+    for line in body.decode("utf-8", "replace").split(RECORD_SEPARATOR):
         if not line:
             continue
-        name, *fields = line.split(FIELD)
+        name, *fields = line.split(FIELD_SEPARATOR)
         try:
-            kind = _KINDS[name]
-            # What older clients leave out is put in its place; what newer ones add is not read.
-            if kind is Published and len(fields) == 12:  # before there was an offset message id
+            kind = _RECORD_CLASSES[name]
+            # Fields that older clients omit are filled in; fields that newer ones add are ignored.
+            if kind is SendTrace and len(fields) == 12:  # before there was an offset message id
                 fields.insert(11, _NULL)
-            elif kind is Taken:
+            elif kind is DeliveryTrace:
                 fields[5] = fields[5].removesuffix(_NULL) or "0"
                 fields += [_NULL] if len(fields) == 6 else []
-            elif kind is Finished:
+            elif kind is ConsumeTrace:
                 if len(fields) == 5:
                     is_success = fields[3] == "true"
-                    fields.append(str(int(Outcome.SUCCESS if is_success else Outcome.FAILED)))
+                    fields.append(
+                        str(int(ConsumeOutcome.SUCCESS if is_success else ConsumeOutcome.FAILED))
+                    )
                 fields = fields[:8] if len(fields) >= 8 else fields[:6]
-            texts = zip(_CONVERTERS[kind].values(), fields, strict=False)
+            texts = zip(_FIELD_PARSERS[kind].values(), fields, strict=False)
             records.append(kind(*(convert(text) for convert, text in texts)))
         except (KeyError, ValueError, IndexError, TypeError):
             unread += 1
     return records, unread
 
 
-_NAMES: Final[dict[type[TraceRecord], str]] = {
-    Published: "Pub",
-    Taken: "SubBefore",
-    Finished: "SubAfter",
-    Ended: "EndTransaction",
-    Recalled: "Recall",
+_RECORD_NAMES: Final[dict[type[TraceRecord], str]] = {
+    SendTrace: "Pub",
+    DeliveryTrace: "SubBefore",
+    ConsumeTrace: "SubAfter",
+    TransactionTrace: "EndTransaction",
+    RecallTrace: "Recall",
 }
-_KINDS: Final = {name: kind for kind, name in _NAMES.items()}
-_OF_TYPE: Final[dict[object, Callable[[str], Any]]] = {
+_RECORD_CLASSES: Final = {name: kind for kind, name in _RECORD_NAMES.items()}
+_PARSERS_BY_TYPE: Final[dict[object, Callable[[str], Any]]] = {
     int: int,
     int | None: int,
     str | None: lambda text: None if text in (_NULL, "") else text,
     bool: {"true": True, "false": False}.__getitem__,
     MessageKind: lambda text: MessageKind(int(text)),
-    Outcome: lambda text: Outcome(int(text)),
+    ConsumeOutcome: lambda text: ConsumeOutcome(int(text)),
 }
-_CONVERTERS: Final = {
-    kind: {one.name: _OF_TYPE[one.type] for one in dataclasses.fields(kind)} for kind in _NAMES
+_FIELD_PARSERS: Final = {
+    kind: {one.name: _PARSERS_BY_TYPE[one.type] for one in dataclasses.fields(kind)}
+    for kind in _RECORD_NAMES
 }
-"""How the fields of each kind are read, in their order."""
+"""Maps each kind of record to the parsers of its fields, in the order of the format."""
 
 
-def search_words(record: TraceRecord) -> Iterator[str]:
-    """What a trace message with this record is found by: its KEYS."""
+def search_keys(record: TraceRecord) -> Iterator[str]:
+    """Yield the keys by which the trace message with this record can be found."""
     if record.message_id is not None:
         yield record.message_id
-    keys = None if isinstance(record, Recalled) else record.keys
+    keys = None if isinstance(record, RecallTrace) else record.keys
     if keys is not None:
         yield from keys.split()
 
 
-DEFAULT_TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 INNER_GROUP: Final = "_INNER_TRACE_PRODUCER-sluicemq"
+"""The producer group that sends trace messages."""
 LINGER_S: Final = 1.0
+"""How many seconds the writer waits for further records before it sends a message."""
 COUNT_MAX: Final = 20_000
 RECORDS_MAX: Final = 100
 BYTES_MAX: Final = 128_000
 KEY_CHARACTERS_MAX: Final = 6_000
-_HALVES_MAX: Final = 1_000
-_REGION: Final = "DefaultRegion"
-_STATES: Final = {8: "COMMIT_MESSAGE", 12: "ROLLBACK_MESSAGE", 0: "UNKNOW"}
+_PREPARED_MAX: Final = 1_000
+_DEFAULT_REGION: Final = "DefaultRegion"
+_STATE_NAMES: Final = {8: "COMMIT_MESSAGE", 12: "ROLLBACK_MESSAGE", 0: "UNKNOW"}
 
 
-def trace_topic(trace: bool | str | None) -> str | None:
-    """The argument `trace=` of the clients: True is RocketMQ's own topic, text a topic of yours."""
+def parse_trace_option(trace: bool | str | None) -> str | None:
+    """Return the topic that the option `trace` of the clients means, None for no tracing.
+
+    True means RocketMQ's trace topic; a string is the name of another topic. Raises
+    ConfigurationError for any other value.
+    """
     if isinstance(trace, str):
         if not trace:
-            raise ConfigurationError("trace is an empty text.", fix="Give True, or a topic.")
+            raise ConfigurationError(
+                "trace is an empty string.", fix="Pass True or the name of a topic."
+            )
         return trace
     if trace not in (True, False, None):
-        raise ConfigurationError(f"trace is {trace!r:.60}.", fix="Give True, or a topic.")
-    return DEFAULT_TRACE_TOPIC if trace else None
+        raise ConfigurationError(
+            f"trace must be a bool or a string, got {trace!r:.60}.",
+            fix="Pass True or the name of a topic.",
+        )
+    return TRACE_TOPIC if trace else None
 
 
 def trace_hint(error: Exception) -> str:
-    """What to do when no broker has the trace topic."""
+    """Return a hint for the log if `error` means that no broker has the trace topic, else ""."""
     if isinstance(error, RouteNotFoundError):
         return " (set traceTopicEnable=true on a broker, or create the topic)"
     return ""
 
 
-class _Sent(NamedTuple):
-    """A send, as the hook saw it."""
+class _SendNote(NamedTuple):
+    """A send, as the hook noted it. The writer makes a `SendTrace` of it."""
 
     time_ms: int
     region: str
@@ -295,14 +325,17 @@ class _Sent(NamedTuple):
 
 
 class TraceMessage(NamedTuple):
-    """A message to send, and how many records it tells."""
+    """A trace message to send, and the number of its records."""
 
     message: Message
     record_count: int
 
 
 class Tracing:
-    """The notes of one client. Hooks may be called by any thread (appending is atomic)."""
+    """The trace records of one client that are not written yet.
+
+    Hooks may be called from any thread, because appending to a deque is atomic.
+    """
 
     def __init__(
         self,
@@ -315,74 +348,92 @@ class Tracing:
         self.topic = topic
         self.clock = clock
         self.next_id = next_id
-        self.dropped: int = 0
+        self.dropped_count: int = 0
+        """The number of records that were dropped."""
         self.has_warned = False
-        """Whether the log says already that they cannot be written."""
-        self.on_work: Callable[[], None] = lambda: None
-        """Called after each note; has to return at once."""
+        """Whether a warning was logged that trace records cannot be written."""
+        self.on_note: Callable[[], None] = lambda: None
+        """Called after each new record. It must return at once."""
         self._count_max = count_max
-        self._notes: deque[_Sent | TraceRecord] = deque()
-        self._halves: OrderedDict[str, tuple[str | None, str | None]] = OrderedDict()
+        self._notes: deque[_SendNote | TraceRecord] = deque()
+        self._prepared_labels: OrderedDict[str, tuple[str | None, str | None]] = OrderedDict()
+        """Maps the message id of a prepared message to its tag and keys."""
 
     def __len__(self) -> int:
         return len(self._notes)
 
-    def end(self) -> None:
-        """What is not written by now is lost, and the log says how much that is."""
-        self.lost(len(self))
-        if self.dropped:
-            _log.warning("%d trace records were not written", self.dropped)
+    def close(self) -> None:
+        """Drop the records that are not written yet.
 
-    def lost(self, count: int) -> None:
-        """Records that the writer could not write."""
-        self.dropped += count
+        Log a warning with the number of dropped records, if any were dropped.
+        """
+        self.count_dropped(len(self))
+        if self.dropped_count:
+            _log.warning("%d trace records were not written", self.dropped_count)
 
-    def note(self, note: "_Sent | TraceRecord") -> None:
-        """Keeps one, when there is room."""
+    def count_dropped(self, count: int) -> None:
+        """Count `count` records that the writer could not write."""
+        self.dropped_count += count
+
+    def add_note(self, note: "_SendNote | TraceRecord") -> None:
+        """Add a record, or drop and count it if the limit is reached."""
         if len(self._notes) >= self._count_max:
-            self.dropped += 1
+            self.dropped_count += 1
             return
         self._notes.append(note)
-        self.on_work()
+        self.on_note()
 
     # ------------------------------------------------------------------------- producers
 
-    def sent(
+    def record_send(
         self,
         group: str,
-        outgoing: Outgoing,
+        outgoing: OutgoingMessage,
         results: Sequence[SendResult],
         address: str,
-        answer: Command,
+        response: Command,
         cost_s: float,
         *,
         batch: bool = False,
     ) -> None:
-        """A broker has stored a message, or a batch."""
-        fields = fields_of(answer)
+        """Record that the broker at `address` stored a message, or a batch of messages.
+
+        `response` is the broker's response. The send took `cost_s` seconds.
+        """
+        fields = header_fields(response)
         if fields.get(TRACE_ON) != "false":
             ids = [(result.message_id, result.offset_message_id) for result in results]
-            region = fields.get(MSG_REGION) or _REGION
-            self._note_sends(group, outgoing, ids, address, cost_s, region=region, batch=batch)
+            region = fields.get(MSG_REGION) or _DEFAULT_REGION
+            self._add_send_notes(group, outgoing, ids, address, cost_s, region=region, batch=batch)
 
-    def failed(
-        self, group: str, outgoing: Outgoing, ids: Sequence[str], cost_s: float, *, batch: bool
-    ) -> None:
-        """A send was given up."""
-        self._note_sends(group, outgoing, [(one, "") for one in ids], "", cost_s, batch=batch)
-
-    def _note_sends(
+    def record_failed_send(
         self,
         group: str,
-        outgoing: Outgoing,
+        outgoing: OutgoingMessage,
+        ids: Sequence[str],
+        cost_s: float,
+        *,
+        batch: bool,
+    ) -> None:
+        """Record that a send failed with all its attempts. `ids` are the message ids in it."""
+        self._add_send_notes(group, outgoing, [(one, "") for one in ids], "", cost_s, batch=batch)
+
+    def _add_send_notes(
+        self,
+        group: str,
+        outgoing: OutgoingMessage,
         ids: Sequence[tuple[str, str]],
         address: str,
         cost_s: float,
         *,
-        region: str = _REGION,
+        region: str = _DEFAULT_REGION,
         batch: bool,
     ) -> None:
-        """Each message of a request, with its id and its place; without a place it failed."""
+        """Add a note for each message of a send.
+
+        `ids` are pairs (message id, offset message id). An empty `address` means that the send
+        failed.
+        """
         if outgoing.topic == self.topic:
             return
         parts = [(outgoing.properties, len(outgoing.body))]
@@ -393,15 +444,24 @@ class Tracing:
             ]
         cost_ms = round(cost_s * 1000)
         time_ms = self.clock.now_ms() - cost_ms
-        for (properties, length), (message_id, place) in zip(parts, ids, strict=False):
-            self.note(
-                _Sent(
-                    time_ms, region, group, outgoing.topic, message_id, properties, address,
-                    length, cost_ms, place, bool(address),
+        for (properties, length), (message_id, offset_message_id) in zip(parts, ids, strict=False):
+            self.add_note(
+                _SendNote(
+                    time_ms=time_ms,
+                    region=region,
+                    group=group,
+                    topic=outgoing.topic,
+                    message_id=message_id,
+                    properties=properties,
+                    address=address,
+                    body_length=length,
+                    cost_ms=cost_ms,
+                    offset_message_id=offset_message_id,
+                    success=bool(address),
                 )
-            )  # fmt: skip
+            )
 
-    def ended(
+    def record_transaction_end(
         self,
         group: str,
         topic: str,
@@ -411,63 +471,85 @@ class Tracing:
         *,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """A transaction was committed, rolled back or left undecided; `properties`: those of the
-        message that the broker asked about."""
+        """Record that a transaction was committed, rolled back or left undecided.
+
+        `properties` are those of the message in a transaction check, None without a check.
+        """
         known = properties or {}
         tags, keys = known.get(TAGS), known.get(KEYS)
         if properties is None:
-            tags, keys = self._halves.pop(transaction_id, (None, None))
-        self.note(
-            Ended(
-                self.clock.now_ms(), known.get(MSG_REGION) or _REGION, group, topic,
-                transaction_id, tags, keys, address, MessageKind.COMMITTED, transaction_id,
-                _STATES[state], properties is not None,
+            tags, keys = self._prepared_labels.pop(transaction_id, (None, None))
+        self.add_note(
+            TransactionTrace(
+                time_ms=self.clock.now_ms(),
+                region=known.get(MSG_REGION) or _DEFAULT_REGION,
+                group=group,
+                topic=topic,
+                message_id=transaction_id,
+                tags=tags,
+                keys=keys,
+                store_host=address,
+                kind=MessageKind.COMMITTED,
+                transaction_id=transaction_id,
+                state=_STATE_NAMES[state],
+                from_check=properties is not None,
             )
-        )  # fmt: skip
+        )
 
-    def recalled(self, group: str, topic: str, message_id: str, *, success: bool) -> None:
-        """A timed message was taken back, or was not."""
-        self.note(Recalled(self.clock.now_ms(), _REGION, group, topic, message_id, success))
+    def record_recall(self, group: str, topic: str, message_id: str, *, success: bool) -> None:
+        """Record that a timed message was recalled, or that recalling it failed."""
+        self.add_note(
+            RecallTrace(self.clock.now_ms(), _DEFAULT_REGION, group, topic, message_id, success)
+        )
 
     # ------------------------------------------------------------------------- consumers
 
-    def taken(self, group: str, record: StoredMessage) -> "Delivery | None":
-        """A message is handed to the application; None when that is not traced."""
+    def start_delivery(self, group: str, record: StoredMessage) -> "TracedDelivery | None":
+        """Record that a message is handed to the application. Return None if that is not traced."""
         properties = record.properties
         if record.topic == self.topic or properties.get(TRACE_ON) == "false":
             return None
-        taken = Taken(
-            self.clock.now_ms(), properties.get(MSG_REGION) or _REGION, group, self.next_id(),
-            record.message_id, record.reconsume_times, properties.get(KEYS),
-        )  # fmt: skip
-        self.note(taken)
-        return Delivery(self, taken)
+        start_record = DeliveryTrace(
+            self.clock.now_ms(),
+            properties.get(MSG_REGION) or _DEFAULT_REGION,
+            group,
+            self.next_id(),
+            record.message_id,
+            record.reconsume_times,
+            properties.get(KEYS),
+        )
+        self.add_note(start_record)
+        return TracedDelivery(self, start_record)
 
     # ---------------------------------------------------------------------------- writer
 
-    def take(self) -> TraceMessage | None:
-        """The next trace message, None when there is nothing to tell."""
+    def next_message(self) -> TraceMessage | None:
+        """Return the next trace message, with as many records as fit, or None if there are none.
+
+        The records are removed.
+        """
         texts: list[str] = []
         size = characters = 0
         keys: dict[str, None] = {}
         while self._notes and len(texts) < RECORDS_MAX:
-            record = self._record(self._notes[0])
+            record = self._make_record(self._notes[0])
             text = encode_record(record)
-            own = [word for word in search_words(record) if word not in keys]
+            new_keys = [key for key in search_keys(record) if key not in keys]
             size += len(text.encode())
-            characters += sum(len(word) + 1 for word in own)
+            characters += sum(len(key) + 1 for key in new_keys)
             if texts and (size > BYTES_MAX or characters > KEY_CHARACTERS_MAX):
                 break
             self._notes.popleft()
             texts.append(text)
-            keys.update(dict.fromkeys(own))
+            keys.update(dict.fromkeys(new_keys))
         if not texts:
             return None
         message = Message(self.topic, "".join(texts).encode(), keys=tuple(keys))
         return TraceMessage(message, len(texts))
 
-    def _record(self, note: "_Sent | TraceRecord") -> TraceRecord:
-        if not isinstance(note, _Sent):
+    def _make_record(self, note: "_SendNote | TraceRecord") -> TraceRecord:
+        """Return the record of a note. The labels of a prepared message are kept for its end."""
+        if not isinstance(note, _SendNote):
             return note
         properties = decode_properties(note.properties.encode())
         kind = MessageKind.ORDERED if SHARDING_KEY in properties else MessageKind.NORMAL
@@ -477,33 +559,49 @@ class Tracing:
             kind = MessageKind.DELAYED
         tags, keys = properties.get(TAGS), properties.get(KEYS)
         if kind is MessageKind.HALF:
-            self._halves[note.message_id] = (tags, keys)
-            if len(self._halves) > _HALVES_MAX:
-                self._halves.popitem(last=False)
-        return Published(
-            note.time_ms, note.region, note.group, note.topic, note.message_id, tags, keys,
-            note.address or None, note.body_length, note.cost_ms, kind,
-            note.offset_message_id or None, note.success,
-        )  # fmt: skip
+            self._prepared_labels[note.message_id] = (tags, keys)
+            if len(self._prepared_labels) > _PREPARED_MAX:
+                self._prepared_labels.popitem(last=False)
+        return SendTrace(
+            time_ms=note.time_ms,
+            region=note.region,
+            group=note.group,
+            topic=note.topic,
+            message_id=note.message_id,
+            tags=tags,
+            keys=keys,
+            store_host=note.address or None,
+            body_length=note.body_length,
+            cost_ms=note.cost_ms,
+            kind=kind,
+            offset_message_id=note.offset_message_id or None,
+            success=note.success,
+        )
 
 
-class Delivery:
-    """One message in the hands of one handler."""
+class TracedDelivery:
+    """One delivery of a message to a handler."""
 
-    __slots__ = ("_began_s", "_taken", "_tracing")
+    __slots__ = ("_start_record", "_started_s", "_tracing")
 
-    def __init__(self, tracing: Tracing, taken: Taken) -> None:
+    def __init__(self, tracing: Tracing, start_record: DeliveryTrace) -> None:
         self._tracing = tracing
-        self._taken = taken
-        self._began_s = tracing.clock.monotonic_s()
+        self._start_record = start_record
+        self._started_s = tracing.clock.monotonic_s()
 
-    def finished(self, outcome: Outcome) -> None:
-        """The handler came back, or the application has said what it did."""
-        clock, taken = self._tracing.clock, self._taken
-        cost_ms = round((clock.monotonic_s() - self._began_s) * 1000)
-        self._tracing.note(
-            Finished(
-                taken.request_id, taken.message_id, cost_ms, outcome is Outcome.SUCCESS,
-                taken.keys, outcome, clock.now_ms(), taken.group,
+    def finish(self, outcome: ConsumeOutcome) -> None:
+        """Record how the handler ended, or what the application reported."""
+        clock, start_record = self._tracing.clock, self._start_record
+        cost_ms = round((clock.monotonic_s() - self._started_s) * 1000)
+        self._tracing.add_note(
+            ConsumeTrace(
+                request_id=start_record.request_id,
+                message_id=start_record.message_id,
+                cost_ms=cost_ms,
+                success=outcome is ConsumeOutcome.SUCCESS,
+                keys=start_record.keys,
+                outcome=outcome,
+                time_ms=clock.now_ms(),
+                group=start_record.group,
             )
-        )  # fmt: skip
+        )

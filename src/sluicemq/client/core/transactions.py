@@ -1,18 +1,22 @@
-"""Transactions of a producer: what is sent, what is remembered, what a broker asks.
+"""Run the transactions of a producer and answer the transaction checks of brokers.
 
-    async with producer.transaction("orders", body) as tx:     # the half message is stored
+    async with producer.transaction("orders", body) as tx:     # the prepared message is stored
         await database.commit(...)                              # the local transaction
-    # leaving has committed; an exception would have rolled back
+    # leaving the block commits; an exception would roll back
 
-`tx.unknown()` and `tx.rollback()` say how leaving ends it instead. The same in RocketMQ's way:
-`producer.send_in_transaction(message, argument)` calls the producer's TransactionListener.
+`tx.unknown()` and `tx.rollback()` make leaving the block end the transaction differently. The same
+with RocketMQ's API: `producer.send_in_transaction(message, argument)` calls the producer's
+TransactionListener.
 
-A half message is a send with TRAN_MSG and PGROUP; what it is committed or rolled back by (37) names
-the place that its answer gave. A broker that waits too long asks any client of the group (39).
+A prepared message (RocketMQ: half message) is sent with the properties TRAN_MSG and PGROUP.
+END_TRANSACTION (37) commits it or rolls it back; it names the location that the response to the
+send contained. A broker that waits too long for it sends a transaction check,
+CHECK_TRANSACTION_STATE (39), to any client of the producer group.
 
-What this process knows it answers by itself: a transaction that is still running is undecided,
-whatever a listener would find in its database now; one that ended here is what it ended as, also
-when the broker never heard of it. Only the rest is the listener's to check.
+This process answers checks of its own transactions itself. A transaction that is still running is
+UNKNOWN, whatever a listener would find in its database now. A transaction that ended here has the
+state it ended with, even if the broker never received it. Only the other transactions are checked
+by the listener.
 """
 
 import logging
@@ -26,9 +30,9 @@ from typing import Any, Final, NamedTuple
 
 from sluicemq.client.core.conversations import Await, Call, Conversation
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.messages import Outgoing, add_properties
+from sluicemq.client.core.messages import OutgoingMessage, add_properties
 from sluicemq.client.core.names import check_number
-from sluicemq.client.core.requests import SendResult, SendStatus, expect_success, request
+from sluicemq.client.core.requests import SendResult, SendStatus, expect_success, make_request
 from sluicemq.client.core.tracing import Tracing
 from sluicemq.errors import (
     ConfigurationError,
@@ -58,13 +62,15 @@ from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import CheckTransactionStateRequest
 
 _log = logging.getLogger("sluicemq.client")
-SendHalf = Callable[[Outgoing], Conversation[SendResult]]
-REMEMBERED: Final = 10_000
+SendPrepared = Callable[[OutgoingMessage], Conversation[SendResult]]
+"""A function that sends a prepared message."""
+ENDED_TRANSACTIONS_MAX: Final = 10_000
+"""The number of ended transactions whose states are kept, to answer checks."""
 _OFFSET_DIGITS: Final = 16
 
 
 class TransactionState(IntEnum):
-    """How a local transaction stands."""
+    """The state of a local transaction."""
 
     UNKNOWN = 0
     COMMIT = 8
@@ -72,38 +78,39 @@ class TransactionState(IntEnum):
 
 
 class TransactionListener:
-    """Runs the local transactions of a producer, and says how they ended.
+    """Runs the local transactions of a producer, and tells how they ended.
 
-    Every producer of a group should have one: brokers ask any of them. With the asyncio producer
-    both methods may be coroutines.
+    Every producer of a group should have one: brokers send checks to any of them. With the asyncio
+    producer both methods may be coroutines.
     """
 
     def execute_local(
         self, message: Message, transaction_id: str, argument: Any
     ) -> "TransactionState | Awaitable[TransactionState | None] | None":
-        """The local transaction of a message that is stored and not yet visible.
+        """Run the local transaction of a message that is stored and not yet visible.
 
-        Returns how it ended; None, and an exception, which is logged, count as UNKNOWN.
+        Return how it ended. None and an exception, which is logged, count as UNKNOWN.
         """
         raise NotImplementedError
 
     def check(
         self, message: StoredMessage
     ) -> "TransactionState | Awaitable[TransactionState | None] | None":
-        """How the transaction of a message ended: `message.properties["UNIQ_KEY"]` is its id.
+        """Return how the transaction of `message` ended.
 
-        Also asked about transactions of other processes of the group, and of ones long ago. None,
-        and an exception, count as UNKNOWN: the broker asks again, up to its transactionCheckMax.
+        Its id is `message.properties["UNIQ_KEY"]`. This is also called for transactions of other
+        processes of the group, and for old ones. None and an exception count as UNKNOWN: the broker
+        checks again, up to its transactionCheckMax times.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionResult:
-    """What became of a message that was sent in a transaction.
+    """The result of sending a message in a transaction.
 
-    `is_acknowledged` says that the broker has confirmed commit or rollback; when it has not, it
-    asks later, and this client (or another of the group) answers.
+    `is_acknowledged` says that the broker has confirmed the commit or rollback. If it has not, it
+    checks the transaction later, and this client (or another one of the group) answers.
     """
 
     send_result: SendResult
@@ -113,8 +120,12 @@ class TransactionResult:
 
 
 @dataclass(frozen=True, slots=True)
-class HalfPlace:
-    """Where a half message lies: what 37 has to name."""
+class PreparedMessageLocation:
+    """Where a prepared message is stored, as END_TRANSACTION (37) has to name it.
+
+    `half_queue_offset` is its offset in the queue of prepared messages, `physical_offset` its
+    position in the commit log.
+    """
 
     group: str
     queue: MessageQueue
@@ -124,8 +135,15 @@ class HalfPlace:
     transaction_id: str
 
 
-def as_half(outgoing: Outgoing, group: str, check_after_s: int | None) -> Outgoing:
-    """The message as the first phase sends it. Raises ConfigurationError."""
+def make_prepared(
+    outgoing: OutgoingMessage, group: str, check_after_s: int | None
+) -> OutgoingMessage:
+    """Return the message as a prepared message, with the properties of a transaction.
+
+    The broker does not check the transaction for `check_after_s` seconds; None means its own
+    interval. Raises ConfigurationError for a delayed message, an invalid `check_after_s` and too
+    large properties.
+    """
     names = {part.partition("\x01")[0] for part in outgoing.properties.split("\x02")}
     for name in (DELAY, *TIMER_PROPERTIES):
         if name in names:
@@ -137,57 +155,71 @@ def as_half(outgoing: Outgoing, group: str, check_after_s: int | None) -> Outgoi
     if check_after_s is not None:
         check_number("check_after_s", check_after_s, 0)
         added[CHECK_IMMUNITY] = str(check_after_s)
-    half = add_properties(outgoing, added, "a transaction")
-    return replace(half, sys_flag=outgoing.sys_flag | PREPARED)
+    prepared = add_properties(outgoing, added, "a transaction")
+    return replace(prepared, sys_flag=outgoing.sys_flag | PREPARED)
 
 
-def place_of(result: SendResult, group: str) -> HalfPlace:
-    """Where the answer says that the half message lies. Raises ProtocolError."""
+def locate_prepared(result: SendResult, group: str) -> PreparedMessageLocation:
+    """Return where the prepared message is stored, by the result of its send.
+
+    Raises ProtocolError if the offset message id of the result is not valid.
+    """
     try:
         physical_offset = int(result.offset_message_id[-_OFFSET_DIGITS:], 16)
     except ValueError:
         raise ProtocolError(
-            f"the answer's msgId is {result.offset_message_id!r}, which says no place."
+            f"the response's msgId must be an offset message id, got {result.offset_message_id!r}."
         ) from None
-    return HalfPlace(
-        group, result.queue, result.queue_offset, physical_offset, result.message_id,
+    return PreparedMessageLocation(
+        group,
+        result.queue,
+        result.queue_offset,
+        physical_offset,
         result.message_id,
-    )  # fmt: skip
+        result.message_id,
+    )
 
 
-def end_transaction(
-    place: HalfPlace, state: TransactionState, *, is_check: bool = False
+def make_end_request(
+    location: PreparedMessageLocation, state: TransactionState, *, is_check: bool = False
 ) -> Command:
-    """37; one-way when it answers a check or decides nothing, which brokers do not answer."""
+    """Return the request END_TRANSACTION (37), which commits or rolls back a prepared message.
+
+    It is one-way if it answers a check (`is_check`) or if `state` is UNKNOWN, because brokers do
+    not respond then.
+    """
     header = headers.EndTransactionRequest(
-        topic=place.queue.topic,
-        group=place.group,
-        half_queue_offset=place.half_queue_offset,
-        physical_offset=place.physical_offset,
+        topic=location.queue.topic,
+        group=location.group,
+        half_queue_offset=location.half_queue_offset,
+        physical_offset=location.physical_offset,
         outcome=int(state),
         is_check_answer=is_check,
-        unique_id=place.message_id,
-        transaction_id=place.transaction_id,
-        broker=place.queue.broker or None,
+        unique_id=location.message_id,
+        transaction_id=location.transaction_id,
+        broker=location.queue.broker or None,
     )
     is_oneway = is_check or state is TransactionState.UNKNOWN
-    return request(RequestCode.END_TRANSACTION, header, oneway=is_oneway)
+    return make_request(RequestCode.END_TRANSACTION, header, oneway=is_oneway)
 
 
-class Question(NamedTuple):
-    """A broker asks how a transaction ended."""
+class TransactionCheck(NamedTuple):
+    """A transaction check of a broker: the location of the prepared message, and the message."""
 
-    place: HalfPlace
+    location: PreparedMessageLocation
     message: StoredMessage
 
 
-def question_of(command: Command) -> Question:
-    """39. Raises ProtocolError when its message cannot be read."""
+def parse_check_request(command: Command) -> TransactionCheck:
+    """Parse a request CHECK_TRANSACTION_STATE (39).
+
+    Raises ProtocolError if its header or message cannot be decoded.
+    """
     header = decode_header(CheckTransactionStateRequest, command.fields or {})
     message = decode_record(command.body, broker=header.broker or "")
     queue = MessageQueue(message.topic, header.broker or "", message.queue_id)
     transaction_id = header.transaction_id or message.message_id
-    place = HalfPlace(
+    location = PreparedMessageLocation(
         message.properties.get(PRODUCER_GROUP, ""),
         queue._replace(topic=header.topic or message.topic),
         header.half_queue_offset,
@@ -195,11 +227,14 @@ def question_of(command: Command) -> Question:
         header.unique_id or transaction_id,
         transaction_id,
     )
-    return Question(place, message)
+    return TransactionCheck(location, message)
 
 
 class Transactions:
-    """The transactions of one producer group that brokers ask. `guard` keeps threads apart."""
+    """The transactions of one producer group.
+
+    `lock` protects the tables if several threads use them.
+    """
 
     def __init__(
         self,
@@ -208,142 +243,174 @@ class Transactions:
         listener: TransactionListener | None,
         trace: Tracing | None = None,
         *,
-        guard: AbstractContextManager[object] | None = None,
+        lock: AbstractContextManager[object] | None = None,
     ) -> None:
         self.directory = directory
         self.group = group
         if listener is not None and not callable(getattr(listener, "execute_local", None)):
             raise ConfigurationError(
-                f"the listener is {listener!r:.60}.", fix="Give a TransactionListener."
+                f"listener must be a TransactionListener, got {listener!r:.60}.",
+                fix="Pass an instance of a subclass of TransactionListener.",
             )
         self.listener = listener
         self.trace = trace
-        self._guard = nullcontext() if guard is None else guard
+        self._tables_lock = nullcontext() if lock is None else lock
         self._running: set[str] = set()
         self._ended: OrderedDict[str, tuple[TransactionState, str]] = OrderedDict()
         self._has_warned = False
 
     def expect_listener(self) -> None:
-        """Raises ConfigurationError without one."""
+        """Raise ConfigurationError if the producer has no TransactionListener."""
         if self.listener is None:
             raise ConfigurationError(
                 f"the producer of group {self.group!r} has no TransactionListener.",
-                fix="Give it one (listener=), or use a `producer.transaction(...)` block.",
+                fix="Pass one (listener=), or use a `producer.transaction(...)` block.",
             )
 
-    def answer(self, question: Question, address: str) -> Conversation[Command | None]:
-        """37 for the broker that asked; None when this producer cannot know."""
-        state = yield from self.check(question)
+    def answer_check(self, check: TransactionCheck, address: str) -> Conversation[Command | None]:
+        """Return the request that answers a check, or None if this producer cannot know the state.
+
+        `address` is the broker that sent the check.
+        """
+        state = yield from self.determine_state(check)
         if state is None:
             return None
-        self.trace_end(question.place, state, address, question.message.properties)
-        return end_transaction(question.place, state, is_check=True)
+        self.trace_end(check.location, state, address, check.message.properties)
+        return make_end_request(check.location, state, is_check=True)
 
-    def begin(
-        self, outgoing: Outgoing, check_after_s: int | None, send: SendHalf
-    ) -> Conversation[tuple[HalfPlace, SendResult]]:
-        """Sends the half message. When that fails, a check would roll it back."""
-        half = as_half(outgoing, self.group, check_after_s)
-        with self._guard:
-            self._running.add(half.message_id)
+    def send_prepared(
+        self, outgoing: OutgoingMessage, check_after_s: int | None, send: SendPrepared
+    ) -> Conversation[tuple[PreparedMessageLocation, SendResult]]:
+        """Send the prepared message with `send` and return its location and its result.
+
+        If that fails, a later check of the transaction is answered with ROLLBACK. Raises what
+        `make_prepared`, `send` and `locate_prepared` raise.
+        """
+        prepared = make_prepared(outgoing, self.group, check_after_s)
+        with self._tables_lock:
+            self._running.add(prepared.message_id)
         try:
-            result = yield from send(half)
-            return place_of(result, self.group), result
+            result = yield from send(prepared)
+            return locate_prepared(result, self.group), result
         except BaseException:
-            self._end(half.message_id, TransactionState.ROLLBACK, "")
+            self._record_end(prepared.message_id, TransactionState.ROLLBACK, "")
             raise
 
-    def _end(self, transaction_id: str, state: TransactionState, broker: str) -> None:
-        """The local transaction is over; `broker` keeps its half message."""
-        with self._guard:
+    def _record_end(self, transaction_id: str, state: TransactionState, broker: str) -> None:
+        """Record that the local transaction is over. `broker` stores its prepared message."""
+        with self._tables_lock:
             self._running.discard(transaction_id)
             if state is not TransactionState.UNKNOWN:
                 self._ended[transaction_id] = (state, broker)
-                if len(self._ended) > REMEMBERED:
+                if len(self._ended) > ENDED_TRANSACTIONS_MAX:
                     self._ended.popitem(last=False)
 
-    def finish(self, place: HalfPlace, state: TransactionState) -> Conversation[bool]:
-        """Tells the broker how it ended; False when that is left to a check.
+    def end(self, location: PreparedMessageLocation, state: TransactionState) -> Conversation[bool]:
+        """End a transaction at its broker. Return False if a check has to end it instead.
 
-        Raises RequestError when the broker refuses.
+        That is the case if the broker does not respond, if `state` is UNKNOWN, or if the broker has
+        already started to check. Raises RequestError if the broker refuses.
         """
-        self._end(place.transaction_id, state, place.queue.broker)
-        command = end_transaction(place, state)
+        self._record_end(location.transaction_id, state, location.queue.broker)
+        command = make_end_request(location, state)
         try:
-            yield from self.directory.route(place.queue.topic)
-            address = self.directory.master(place.queue)
-            self.trace_end(place, state, address)
-            answer = yield Call(address, command)
+            yield from self.directory.get_route(location.queue.topic)
+            address = self.directory.get_master_address(location.queue)
+            self.trace_end(location, state, address)
+            response = yield Call(address, command)
         except (ConnectionLostError, RequestTimeoutError, RouteNotFoundError) as error:
-            self.directory.note_outage(
-                error, place.queue, f"ending transactions of {self.group}",
-                "%s of transaction %s has no answer, the broker will ask: %s",
-                state.name, place.transaction_id, error,
-            )  # fmt: skip
+            self.directory.log_failure(
+                error,
+                location.queue,
+                f"ending transactions of {self.group}",
+                "no response to %s of transaction %s, the broker will check it: %s",
+                state.name,
+                location.transaction_id,
+                error,
+            )
             return False
         if command.is_oneway:
             return False
-        if answer.code == ResponseCode.ILLEGAL_OPERATION:  # too late: the broker asks by itself
-            _log.warning("broker %s: %s", address, answer.remark)
+        if (
+            response.code == ResponseCode.ILLEGAL_OPERATION
+        ):  # too late: the broker has begun to check
+            _log.warning("broker %s: %s", address, response.remark)
             return False
-        expect_success(answer, address)
+        expect_success(response, address)
         return True
 
     def trace_end(
         self,
-        place: HalfPlace,
+        location: PreparedMessageLocation,
         state: TransactionState,
         address: str,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """Notes the end, when traces are on; `properties`: of the message of a check."""
-        if self.trace is not None:
-            self.trace.ended(
-                place.group, place.queue.topic, place.transaction_id, state, address,
-                properties=properties,
-            )  # fmt: skip
+        """Note the end of a transaction if tracing is on.
 
-    def send(
+        `properties` are those of the message in a check, None if no check caused the end.
+        """
+        if self.trace is not None:
+            self.trace.record_transaction_end(
+                location.group,
+                location.queue.topic,
+                location.transaction_id,
+                state,
+                address,
+                properties=properties,
+            )
+
+    def send_in_transaction(
         self,
         message: Message,
-        outgoing: Outgoing,
+        outgoing: OutgoingMessage,
         argument: Any,
         check_after_s: int | None,
-        send: SendHalf,
+        send: SendPrepared,
     ) -> Conversation[TransactionResult]:
-        """Half message, local transaction by the listener, its end."""
+        """Send the prepared message, run the local transaction by the listener, and end it.
+
+        If the broker stored the message with a status other than OK, the transaction is rolled back
+        without calling the listener. Raises ConfigurationError without a listener, and what
+        `send_prepared` and `end` raise.
+        """
         self.expect_listener()
         assert self.listener is not None
-        place, result = yield from self.begin(outgoing, check_after_s, send)
+        location, result = yield from self.send_prepared(outgoing, check_after_s, send)
         state = TransactionState.ROLLBACK
         if result.status is SendStatus.OK:
-            execute = partial(self.listener.execute_local, message, place.transaction_id, argument)
+            execute = partial(
+                self.listener.execute_local, message, location.transaction_id, argument
+            )
             try:
-                state = yield from self._ask_listener(
+                state = yield from self._call_listener(
                     execute,
-                    f"the local transaction {place.transaction_id} failed: the broker will ask how "
-                    "it ended",
+                    f"the local transaction {location.transaction_id} failed; the broker will "
+                    "check its state",
                 )
             except BaseException:
                 # The caller was cancelled, or the program ends: only the listener's check knows.
-                self._end(place.transaction_id, TransactionState.UNKNOWN, place.queue.broker)
+                self._record_end(
+                    location.transaction_id, TransactionState.UNKNOWN, location.queue.broker
+                )
                 raise
-        is_acknowledged = yield from self.finish(place, state)
-        return TransactionResult(result, place.transaction_id, state, is_acknowledged)
+        is_acknowledged = yield from self.end(location, state)
+        return TransactionResult(result, location.transaction_id, state, is_acknowledged)
 
-    def _ask_listener(
+    def _call_listener(
         self, function: Callable[[], object], failure: str
     ) -> Conversation[TransactionState]:
-        """Return what `function` of the listener says, UNKNOWN when it fails, which is logged.
+        """Call `function` of the listener and return the state.
 
-        Raises KeyboardInterrupt and SystemExit, and what the shell raises when it gives up the
-        talk: a shell that awaits turns other failures of the listener into an Exception.
+        If it fails, log `failure` and return UNKNOWN. Raises KeyboardInterrupt, SystemExit, and the
+        error with which a shell ends the conversation early. A shell that awaits converts other
+        errors of the listener to an Exception.
         """
         try:
             value = function()
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:  # noqa: BLE001 -- the listener's own code
+        except BaseException:  # noqa: BLE001 - the listener is application code
             _log.exception(failure)
             return TransactionState.UNKNOWN
         step = Await(value)
@@ -352,56 +419,60 @@ class Transactions:
             if step.value is None or isinstance(step.value, TransactionState):
                 return step.value or TransactionState.UNKNOWN
             raise ConfigurationError(  # noqa: TRY301 - logged as the listener's own errors are
-                f"the TransactionListener returned {step.value!r}.",
-                fix="Return a TransactionState.",
+                f"a TransactionListener must return a TransactionState, got {step.value!r}.",
+                fix="Return a TransactionState or None.",
             )
-        except Exception:  # noqa: BLE001 -- the listener's own code
+        except Exception:  # noqa: BLE001 - the listener is application code
             _log.exception(failure)
             return TransactionState.UNKNOWN
 
-    def check(self, question: Question) -> Conversation[TransactionState | None]:
-        """The answer to a broker's question; None when this producer cannot know it.
+    def determine_state(self, check: TransactionCheck) -> Conversation[TransactionState | None]:
+        """Return the state of a checked transaction, or None if this producer cannot know it.
 
-        A half message on another broker than the one that was committed is what an unanswered send
-        has left there: it must not become a second message.
+        A prepared message on another broker than the committed one was left by a send without a
+        response. It is rolled back, so that it does not become a second message.
         """
-        transaction_id = question.place.transaction_id
-        with self._guard:
+        transaction_id = check.location.transaction_id
+        with self._tables_lock:
             if transaction_id in self._running:
                 return TransactionState.UNKNOWN
             state, broker = self._ended.get(transaction_id, (None, ""))
-        if state is TransactionState.COMMIT and broker != question.place.queue.broker:
+        if state is TransactionState.COMMIT and broker != check.location.queue.broker:
             return TransactionState.ROLLBACK
         if state is not None:
             return state
         if self.listener is None:
-            if not self._has_warned:  # once is enough
+            if not self._has_warned:
                 self._has_warned = True
                 _log.warning(
-                    "a broker asks producer group %s about transaction %s, which this process has "
-                    "not begun, and the producer has no TransactionListener: give it one.",
-                    self.group, transaction_id,
-                )  # fmt: skip
+                    "a broker asks producer group %s about transaction %s, which this process did "
+                    "not begin, and the producer has no TransactionListener. Pass one as "
+                    "listener=.",
+                    self.group,
+                    transaction_id,
+                )
             return None
-        check = partial(self.listener.check, question.message)
+        call_check = partial(self.listener.check, check.message)
         failure = f"the check of transaction {transaction_id} failed"
-        return (yield from self._ask_listener(check, failure))
+        return (yield from self._call_listener(call_check, failure))
 
 
 class TransactionBlock:
-    """One message with its local transaction. `transaction_id` is what a check will name: store it
-    with the local transaction's own data."""
+    """One message with its local transaction, as a context manager of the producers.
+
+    `transaction_id` is what a check names: store it with the data of the local transaction.
+    """
 
     def __init__(
         self,
         transactions: Transactions,
-        outgoing: Outgoing,
-        send: SendHalf,
+        outgoing: OutgoingMessage,
+        send: SendPrepared,
         check_after_s: int | None,
     ) -> None:
         self.transaction_id: str = outgoing.message_id
         self.state: TransactionState = TransactionState.COMMIT
-        """How leaving normally ends it."""
+        """How leaving the block without an exception ends the transaction."""
         self.send_result: SendResult | None = None
         self.is_acknowledged: bool = False
         """Whether the broker has confirmed the end."""
@@ -409,49 +480,57 @@ class TransactionBlock:
         self._outgoing = outgoing
         self._send = send
         self._check_after_s = check_after_s
-        self._place: HalfPlace | None = None
+        self._location: PreparedMessageLocation | None = None
 
     def __repr__(self) -> str:
-        state = "not begun" if self._place is None else f"ends with {self.state.name}"
+        state = "not begun" if self._location is None else f"ends with {self.state.name}"
         return f"<Transaction {self.transaction_id} to {self._outgoing.topic}, {state}>"
 
     def unknown(self) -> None:
-        """Leave it undecided: the broker will ask."""
+        """Leave the transaction undecided when the block is left. The broker checks it later."""
         self.state = TransactionState.UNKNOWN
 
     def rollback(self) -> None:
-        """Roll back when the block is left, without an exception."""
+        """Roll back when the block is left without an exception."""
         self.state = TransactionState.ROLLBACK
 
     def commit(self) -> None:
-        """Commit after all, when the block is left normally."""
+        """Commit when the block is left without an exception, which is the default."""
         self.state = TransactionState.COMMIT
 
-    def entering(self) -> Conversation[None]:
-        """Sends the half message; raises as a send does, and SendError when it may get lost."""
-        if self._place is not None:
+    def enter(self) -> Conversation[None]:
+        """Send the prepared message.
+
+        Raises what a send raises, SendError if the broker stored the message but it could be lost
+        (it is rolled back), and ConfigurationError if the block was entered before.
+        """
+        if self._location is not None:
             raise ConfigurationError(
-                "this transaction was entered before.", fix="Make a new one for each message."
+                "this transaction was entered before.",
+                fix="Create a new transaction for each message.",
             )
-        self._place, result = yield from self._transactions.begin(
+        self._location, result = yield from self._transactions.send_prepared(
             self._outgoing, self._check_after_s, self._send
         )
         self.send_result = result
         if result.status is not SendStatus.OK:
-            yield from self._transactions.finish(self._place, TransactionState.ROLLBACK)
+            yield from self._transactions.end(self._location, TransactionState.ROLLBACK)
             raise SendError(
                 f"the broker stored message {result.message_id} of a transaction with "
-                f"{result.status.name}: it was rolled back, the local transaction has not begun.",
-                fix="Try again; look at the broker's disk, or at its slaves.",
+                f"{result.status.name}: it was rolled back before the local transaction began.",
+                fix="Try again, and check the broker's disk and its slaves.",
             )
 
-    def leaving(self, error: BaseException | None) -> Conversation[None]:
-        """Ends it as `state` says; rolls back after an exception of the user's, which goes on."""
-        assert self._place is not None
+    def leave(self, error: BaseException | None) -> Conversation[None]:
+        """End the transaction as `state` says, or roll it back if the block raised `error`.
+
+        Raises what `Transactions.end` raises. With `error`, a failed rollback is only logged.
+        """
+        assert self._location is not None
         if error is not None:
             self.state = TransactionState.ROLLBACK
         try:
-            self.is_acknowledged = yield from self._transactions.finish(self._place, self.state)
+            self.is_acknowledged = yield from self._transactions.end(self._location, self.state)
         except SluiceError as refusal:
             if error is None:
                 raise

@@ -19,13 +19,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, Self
 
+from sluicemq.client.affinity import ClientAffinity
 from sluicemq.client.core import requests
 from sluicemq.client.core.identity import OFFSET_RESET, RESET_ATTEMPTS
-from sluicemq.client.core.names import Credentials, signed
-from sluicemq.client.core.requests import PullAnswer, PullStatus, pull_answer
-from sluicemq.client.home import Home
+from sluicemq.client.core.names import Credentials, sign_request
+from sluicemq.client.core.requests import PullResponse, PullStatus, parse_pull_response
 from sluicemq.errors import ConnectionLostError, OffsetOutOfRangeError
 from sluicemq.model.subscription import ALL, Subscription
+from sluicemq.model.system_names import TOOLS_GROUP
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.tls import Tls
@@ -33,8 +34,6 @@ from sluicemq.record.layout import RECORD_BEGIN
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 DEPTH: Final = 3
-READ_GROUP: Final = "TOOLS_CONSUMER"
-"""A group that every broker knows, also with automatic creation off (spec/admin.md §2)."""
 _COUNT_MAX: Final = 1_000_000
 _SIZE_AND_OFFSET: Final = RECORD_BEGIN.only("size", "queue_offset")
 
@@ -60,7 +59,7 @@ class BulkReader:
         subscription: Subscription | None = None,
         *,
         broker: str = "",
-        group: str = READ_GROUP,
+        group: str = TOOLS_GROUP,
         credentials: Credentials | tuple[str, str] | None = None,
         batch_bytes: int = BATCH_BYTES,
         depth: int = DEPTH,
@@ -76,14 +75,14 @@ class BulkReader:
         self._filtered = subscription is not None and not subscription.is_everything
         self._subscription = subscription or Subscription(topic, ALL)
         self._group = group
-        self._credentials = Credentials.of(credentials)
+        self._credentials = Credentials.from_value(credentials)
         self._batch_bytes = batch_bytes
         self._depth = depth
         self._timeout_s = timeout_s
-        self._tls = Tls.of(tls)
-        self._home = Home()
+        self._tls = Tls.resolve(tls)
+        self._affinity = ClientAffinity()
         self._channel: BlockingChannel | None = None
-        self._held: dict[int, PullAnswer] = {}
+        self._held: dict[int, PullResponse] = {}
         self._asked: dict[int, tuple[int, int]] = {}
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -134,7 +133,7 @@ class BulkReader:
             self._check(answer)
 
     def _send(self, offset: int, count_max: int) -> int:
-        self._home.check_process()
+        self._affinity.check_process()
         command = requests.pull(
             self._group,
             self.queue,
@@ -146,11 +145,11 @@ class BulkReader:
         )
         if self._channel is None:
             self._channel = BlockingChannel(self._address, self._timeout_s, self._tls)
-        self._channel.send(signed(command, self._credentials))
+        self._channel.send(sign_request(command, self._credentials))
         self._asked[command.opaque] = offset, count_max
         return command.opaque
 
-    def _receive(self, opaque: int) -> PullAnswer:
+    def _receive(self, opaque: int) -> PullResponse:
         """The answer to one request. A reset of the group is none: the range is given, so the
         request is sent again, which tells the broker that the reset was heard."""
         answer = self._next(opaque)
@@ -162,14 +161,14 @@ class BulkReader:
         self._asked.pop(opaque)
         return answer
 
-    def _next(self, opaque: int) -> PullAnswer:
+    def _next(self, opaque: int) -> PullResponse:
         """What was answered to one request; answers to others that come first are held, copied."""
         held = self._held.pop(opaque, None)
         while held is None:
             if self._channel is None:
                 raise ConnectionLostError(f"the reader of {self.queue} is closed.")
             command = self._channel.receive()
-            answer = pull_answer(command, self._address)
+            answer = parse_pull_response(command, self._address)
             self.pulls += 1
             self.bytes_read += len(command.body)
             if command.opaque == opaque:
@@ -177,7 +176,7 @@ class BulkReader:
             self._held[command.opaque] = replace(answer, data=bytes(answer.data))
         return held
 
-    def _check(self, answer: PullAnswer) -> None:
+    def _check(self, answer: PullResponse) -> None:
         if answer.status is PullStatus.OFFSET_ILLEGAL or (
             answer.status is PullStatus.NO_NEW_MSG and answer.next_offset <= self.position
         ):

@@ -11,18 +11,17 @@ from collections import defaultdict, deque
 from random import Random
 from typing import Final, Self
 
-from sluicemq.client.core.conversations import BlockingShell, Call, operation
-from sluicemq.client.core.directory import Directory, Routes
-from sluicemq.client.core.names import Credentials, signed
-from sluicemq.client.core.sending import FIRST_BITS
-from sluicemq.client.home import Forks, Home
+from sluicemq.client.affinity import ClientAffinity, ForkCounter
+from sluicemq.client.core.conversations import CALL_TIMEOUT_S, BlockingShell, Call, operation
+from sluicemq.client.core.directory import Directory, RouteCache
+from sluicemq.client.core.names import Credentials, sign_request
+from sluicemq.client.core.sending import FIRST_QUEUE_BITS
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
 
-CALL_TIMEOUT_S = 5.0
 IDLE_CHANNELS_MAX = 8
 IDLE_S_MAX = 100.0
 """Servers close a connection after 120 s of silence (spec/remoting.md §1): older ones are not
@@ -46,24 +45,24 @@ class Cluster(BlockingShell):
     ) -> None:
         """`tls`: True, or a `Tls` with its files; None: as the variable SLUICE_TLS says. `rng`
         chooses the queue that a producer begins with."""
-        self.home: Home = Home()
+        self.affinity: ClientAffinity = ClientAffinity()
         self.rng: Random = rng or Random()
-        self.tls: Tls | None = Tls.of(tls)
+        self.tls: Tls | None = Tls.resolve(tls)
         self.directory = Directory(name_servers, clock)
         self.name_servers: tuple[str, ...] = self.directory.name_servers
-        self.routes: Routes = self.directory.routes
-        self.credentials: Credentials | None = Credentials.of(credentials)
+        self.routes: RouteCache = self.directory.routes
+        self.credentials: Credentials | None = Credentials.from_value(credentials)
         self.timeout_s = timeout_s
         self.clock = clock
         self._idle: dict[str, deque[tuple[BlockingChannel, float]]] = defaultdict(deque)
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
-    find_route: Final = operation(Directory.find_route)
-    route: Final = operation(Directory.route)
-    write_queues: Final = operation(Directory.write_queues)
-    address: Final = operation(Directory.address)
-    ask: Final = operation(Directory.ask)
+    find_route: Final = operation(Directory.fetch_route)
+    route: Final = operation(Directory.get_route)
+    write_queues: Final = operation(Directory.get_write_queues)
+    address: Final = operation(Directory.get_read_address)
+    ask: Final = operation(Directory.call)
 
     def call(self, address: str, command: Command, timeout_s: float | None = None) -> Command:
         """One request, one answer, whatever its code.
@@ -76,7 +75,7 @@ class Cluster(BlockingShell):
         """What `call` does, for a Talk."""
         limit = self.timeout_s if call.timeout_s is None else call.timeout_s
         channel = self.take(call.address, limit)
-        answer = command = signed(call.command, self.credentials)
+        answer = command = sign_request(call.command, self.credentials)
         call.is_written = True
         try:
             if command.flag & FLAG_ONEWAY:
@@ -92,7 +91,7 @@ class Cluster(BlockingShell):
 
     def first_queue(self) -> int:
         """A random number for a `QueueChooser` to begin with."""
-        return self.rng.getrandbits(FIRST_BITS)
+        return self.rng.getrandbits(FIRST_QUEUE_BITS)
 
     def sleep(self, seconds: float) -> None:
         """Blocks the caller's thread, but not beyond `close`."""
@@ -100,8 +99,8 @@ class Cluster(BlockingShell):
 
     def take(self, address: str, timeout_s: float) -> BlockingChannel:
         """A connection of one's own until `give`: an idle one, or a new one."""
-        if self.home.forks != Forks.count:
-            self.home.check_process()
+        if self.affinity.fork_count != ForkCounter.count:
+            self.affinity.check_process()
         oldest_s = self.clock.monotonic_s() - IDLE_S_MAX
         with self._lock:
             if self._closing.is_set():

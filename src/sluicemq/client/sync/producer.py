@@ -27,39 +27,45 @@ from sluicemq.client.core.messages import (
     DELAY_LEVEL_MAX,
     Body,
     MessageOptions,
-    Outgoing,
-    checked_topic,
+    OutgoingMessage,
+    check_topic_cached,
     expect_one_message,
     make_message,
 )
 from sluicemq.client.core.names import Credentials, check_number
 from sluicemq.client.core.replies import (
     REPLY_TIMEOUT_S,
-    Reply,
-    as_request,
-    no_reply,
-    take_reply,
+    ReplyFuture,
+    accept_pushed_reply,
+    make_request_message,
+    reply_timeout_error,
 )
 from sluicemq.client.core.requests import SendResult
-from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender, check_way
-from sluicemq.client.core.tracing import LINGER_S, RECORDS_MAX, Tracing, trace_topic
+from sluicemq.client.core.sending import (
+    DEFAULT_PRODUCER_GROUP,
+    RETRIES,
+    SEND_TIMEOUT_MS,
+    Sender,
+    check_destination,
+)
+from sluicemq.client.core.tracing import LINGER_S, RECORDS_MAX, Tracing, parse_trace_option
 from sluicemq.client.core.transactions import (
-    HalfPlace,
-    SendHalf,
+    PreparedMessageLocation,
+    SendPrepared,
     TransactionBlock,
     TransactionListener,
     TransactionResult,
     Transactions,
-    question_of,
+    parse_check_request,
 )
-from sluicemq.client.heartbeat_thread import HeartbeatThread, make_client_id, unique_ids
+from sluicemq.client.heartbeat_thread import HeartbeatThread, make_client_id, make_unique_ids
 from sluicemq.client.sync.cluster import Cluster
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ProtocolError
-from sluicemq.hints import explain, helpful
+from sluicemq.hints import improve_type_error, with_hints
 from sluicemq.model.message import WAIT, Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
-from sluicemq.net.network import Sockets
+from sluicemq.net.network import SocketNetwork
 from sluicemq.net.tls import Tls
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command
@@ -67,7 +73,6 @@ from sluicemq.wire.frames import Command
 _log = logging.getLogger("sluicemq.client")
 P = ParamSpec("P")
 T = TypeVar("T")
-DEFAULT_GROUP = "sluicemq-producer"
 _CLOSE_S: Final = 3.0
 
 
@@ -81,14 +86,14 @@ def of_sender(
         try:
             begun = talk(self._sender, *arguments, **named)
         except TypeError as error:
-            explain(error, call, named)
+            improve_type_error(error, call, named)
             raise
         return self.run(begun)
 
     return call
 
 
-@helpful
+@with_hints
 class Producer(Cluster):
     """Sends and waits. Safe to share among threads.
 
@@ -101,7 +106,7 @@ class Producer(Cluster):
         self,
         name_servers: str | list[str] | tuple[str, ...],
         *,
-        group: str = DEFAULT_GROUP,
+        group: str = DEFAULT_PRODUCER_GROUP,
         credentials: Credentials | tuple[str, str] | None = None,
         timeout_ms: int = SEND_TIMEOUT_MS,
         retries: int = RETRIES,
@@ -114,8 +119,8 @@ class Producer(Cluster):
         rng: Random | None = None,
     ) -> None:
         super().__init__(name_servers, credentials=credentials, clock=clock, tls=tls, rng=rng)
-        next_id = unique_ids(clock).next
-        topic = trace_topic(trace)
+        next_id = make_unique_ids(clock).make_id
+        topic = parse_trace_option(trace)
         self.trace: Tracing | None = None if topic is None else Tracing(topic, clock, next_id)
         self._sender = Sender(
             self.directory,
@@ -148,12 +153,16 @@ class Producer(Cluster):
         with its UNIQ_KEY: all of them are stored, or none. The result is that of the first one.
         For who makes many messages at once and has checked them."""
         sender, properties = self._sender, f"{WAIT}\x01true\x02"
-        outgoing = Outgoing(checked_topic(topic), body, properties, sender.next_id(), 0, 0, True)
-        return self.run(sender.deliver(outgoing, ("",), queue, batch=True))[0]
+        outgoing = OutgoingMessage(
+            check_topic_cached(topic), body, properties, sender.next_id(), 0, 0, True
+        )
+        return self.run(sender.send_with_retries(outgoing, ("",), queue, batch=True))[0]
 
-    def send_outgoing(self, outgoing: Outgoing, *, queue: MessageQueue | None = None) -> SendResult:
+    def send_outgoing(
+        self, outgoing: OutgoingMessage, *, queue: MessageQueue | None = None
+    ) -> SendResult:
         """Sends a message that is made ready already, with an id of the caller's choice."""
-        return self.run(self._sender.send(outgoing, queue))
+        return self.run(self._sender.send_outgoing(outgoing, queue))
 
     def request(
         self,
@@ -169,7 +178,7 @@ class Producer(Cluster):
         reply: it says whether the request is stored. A late reply is dropped.
         """
         check_number("timeout_s", timeout_s, 0.001, whole=False)
-        outgoing = self._sender.ready(make_message(topic, body, **options))
+        outgoing = self._sender.assign_id(make_message(topic, body, **options))
         return self.inbound.request(outgoing, self.send_outgoing, timeout_s)
 
     def transaction(
@@ -188,12 +197,12 @@ class Producer(Cluster):
         those of `send`; delays are refused. Raises ConfigurationError here.
         """
         if queue is not None:
-            check_way(topic.topic if isinstance(topic, Message) else topic, queue)
+            check_destination(topic.topic if isinstance(topic, Message) else topic, queue)
 
-        def send(half: Outgoing) -> Conversation[SendResult]:
-            return self._sender.send(half, queue)
+        def send(half: OutgoingMessage) -> Conversation[SendResult]:
+            return self._sender.send_outgoing(half, queue)
 
-        outgoing = self._sender.ready(make_message(topic, body, **options))
+        outgoing = self._sender.assign_id(make_message(topic, body, **options))
         return Transaction(self, self.inbound, outgoing, send, check_after_s)
 
     def send_in_transaction(
@@ -203,9 +212,13 @@ class Producer(Cluster):
         transaction, tells the broker how that ended. Raises as `send`, and ConfigurationError
         without a listener."""
         self.inbound.expect_listener()
-        outgoing = self._sender.ready(expect_one_message(message, Message, "send_in_transaction"))
+        outgoing = self._sender.assign_id(
+            expect_one_message(message, Message, "send_in_transaction")
+        )
         return self.run(
-            self.inbound.send(message, outgoing, argument, check_after_s, self._sender.send)
+            self.inbound.send_in_transaction(
+                message, outgoing, argument, check_after_s, self._sender.send_outgoing
+            )
         )
 
     def answer_checks(self, *topics: str) -> None:
@@ -230,12 +243,12 @@ class Inbound(Transactions):
 
     def __init__(self, cluster: Cluster, group: str, listener: TransactionListener | None) -> None:
         self._lock = threading.Lock()
-        super().__init__(cluster.directory, group, listener, guard=self._lock)
+        super().__init__(cluster.directory, group, listener, lock=self._lock)
         self._cluster = cluster
         self._keeper: HeartbeatThread | None = None
         self._checks = ThreadPoolExecutor(1, "sluicemq transaction check")
         self._known: dict[str, Future[Any]] = {}
-        self._open: dict[str, Reply] = {}
+        self._open: dict[str, ReplyFuture] = {}
 
     def introduce(self, topic: str) -> tuple[HeartbeatThread, "Future[Any]"]:
         """Makes this producer known to the brokers of a topic; the future ends when they have heard
@@ -247,30 +260,35 @@ class Inbound(Transactions):
                     self._keeper = HeartbeatThread(
                         make_client_id(self._cluster.clock),
                         credentials=self._cluster.credentials,
-                        connect=Sockets(self._cluster.tls).dial,
-                        on_ask=self._on_ask,
+                        connect=SocketNetwork(self._cluster.tls).dial,
+                        on_request=self._on_ask,
                         outages=self._cluster.directory.outages,
                     )
-            self._keeper.produce(self.group)
-            self._keeper.use(self._cluster.routes.addresses([topic]))
-            self._known[topic] = self._keeper.beat()
+            self._keeper.add_producer_group(self.group)
+            self._keeper.update_addresses(self._cluster.routes.broker_addresses([topic]))
+            self._known[topic] = self._keeper.send_heartbeats()
         return self._keeper, self._known[topic]
 
-    def begin(
-        self, outgoing: Outgoing, check_after_s: int | None, send: SendHalf
-    ) -> Conversation[tuple[HalfPlace, SendResult]]:
+    def send_prepared(
+        self, outgoing: OutgoingMessage, check_after_s: int | None, send: SendPrepared
+    ) -> Conversation[tuple[PreparedMessageLocation, SendResult]]:
         """Sends the half message, when its brokers know whom to ask."""
         self.introduce(outgoing.topic)
-        return super().begin(outgoing, check_after_s, send)
+        return super().send_prepared(outgoing, check_after_s, send)
 
     def request(
-        self, outgoing: Outgoing, send: Callable[[Outgoing], SendResult], timeout_s: float
+        self,
+        outgoing: OutgoingMessage,
+        send: Callable[[OutgoingMessage], SendResult],
+        timeout_s: float,
     ) -> StoredMessage:
         """The reply. Raises RequestTimeoutError, and what `send` raises."""
         began_s = self._cluster.clock.monotonic_s()
         keeper, introduced = self.introduce(outgoing.topic)
         correlation_id = secrets.token_hex(16)
-        request = as_request(outgoing, keeper.client_id, correlation_id, int(timeout_s * 1000))
+        request = make_request_message(
+            outgoing, keeper.client_id, correlation_id, int(timeout_s * 1000)
+        )
         future: Future[StoredMessage] = Future()
         self._open[correlation_id] = future
         where = ""
@@ -281,7 +299,9 @@ class Inbound(Transactions):
             left_s = timeout_s - (self._cluster.clock.monotonic_s() - began_s)
             return future.result(max(0.0, left_s))
         except TimeoutError as error:
-            raise no_reply(request.topic, request.message_id, where, timeout_s) from error
+            raise reply_timeout_error(
+                request.topic, request.message_id, where, timeout_s
+            ) from error
         finally:
             self._open.pop(correlation_id, None)
 
@@ -289,25 +309,25 @@ class Inbound(Transactions):
         """Called on the keeper's thread: 39, 326."""
         try:
             if command.code == RequestCode.CHECK_TRANSACTION_STATE:
-                question = question_of(command)
-                if question.place.group == self.group:
+                question = parse_check_request(command)
+                if question.location.group == self.group:
 
                     def check() -> None:
                         try:
-                            found = self._cluster.run(self.answer(question, address))
+                            found = self._cluster.run(self.answer_check(question, address))
                             if found is not None and self._keeper is not None:
-                                self._keeper.tell(address, found)
+                                self._keeper.send_oneway(address, found)
                         except BaseException:  # noqa: BLE001 - its future is read by nobody
                             _log.exception(
                                 "transaction %s could not be checked: the broker will ask again",
-                                question.place.transaction_id,
+                                question.location.transaction_id,
                             )
 
                     self._checks.submit(check)
                 return True
             if command.code != RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
                 return False
-            answer(take_reply(command, self._open))
+            answer(accept_pushed_reply(command, self._open))
         except ProtocolError as error:
             _log.warning("a request of the broker %s cannot be understood: %s", address, error)
             answer(Command(ResponseCode.SYSTEM_ERROR, remark=str(error)))
@@ -331,11 +351,11 @@ class Transaction(TransactionBlock):
         self._cluster = cluster
 
     def __enter__(self) -> Self:
-        self._cluster.run(self.entering())
+        self._cluster.run(self.enter())
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._cluster.run(self.leaving(error))
+        self._cluster.run(self.leave(error))
 
 
 class TraceWriter:
@@ -354,7 +374,7 @@ class TraceWriter:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
-        tracing.on_work = self._wake
+        tracing.on_note = self._wake
 
     def _wake(self) -> None:
         if self._thread is None:
@@ -397,4 +417,4 @@ class TraceWriter:
             self._full.set()
             self._work.set()
             thread.join(_CLOSE_S)
-        self.tracing.end()
+        self.tracing.close()

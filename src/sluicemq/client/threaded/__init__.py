@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
+from sluicemq.client.affinity import ClientAffinity
 from sluicemq.client.aio.consumer import MessageStream
 from sluicemq.client.aio.consumer import PushConsumer as AsyncPushConsumer
 from sluicemq.client.aio.pull import POLL_TIMEOUT_S
@@ -29,9 +30,8 @@ from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.consuming import ConsumeRules, LitePullLimits, Start
 from sluicemq.client.core.messages import Body
 from sluicemq.client.core.names import Credentials
-from sluicemq.client.home import Home
 from sluicemq.errors import ClosedError, ConfigurationError
-from sluicemq.hints import helpful
+from sluicemq.hints import with_hints
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.tls import Tls
 
@@ -48,7 +48,7 @@ class Portal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
-        self._home = Home()
+        self._affinity = ClientAffinity()
         is_ready = threading.Event()
 
         async def main() -> None:
@@ -71,7 +71,7 @@ class Portal:
         """Start a coroutine there. Raises ClosedError after `close`, ConfigurationError after a
         fork: the thread is in the parent process."""
         try:
-            self._home.check_process()
+            self._affinity.check_process()
         except ConfigurationError:
             coroutine.close()
             raise
@@ -142,7 +142,7 @@ class Portal:
     def soon(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Run a function there without waiting; does nothing after `close`. Raises
         ConfigurationError after a fork."""
-        self._home.check_process()
+        self._affinity.check_process()
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(function, *arguments)
@@ -181,7 +181,7 @@ Keys = Credentials | tuple[str, str] | None
 _FETCH_COUNT = 100
 
 
-@helpful
+@with_hints
 class BlockingMessage(ReceivedMessage):
     """A received message whose `ack` does not have to be awaited."""
 
@@ -252,7 +252,7 @@ class _Blocking(Generic[T]):
         return f"<blocking {self._consumer!r:.400}>"
 
 
-@helpful
+@with_hints
 class Consumer(_Blocking[MessageStream]):
     """The messages of one topic for one group, to loop over. Use it from one thread.
 
@@ -301,7 +301,7 @@ class Consumer(_Blocking[MessageStream]):
                 yield message
 
 
-@helpful
+@with_hints
 class PushConsumer(_Blocking[AsyncPushConsumer]):
     """Calls a handler on `concurrency` threads; its return acknowledges, see the asyncio one.
 
@@ -353,7 +353,7 @@ class PushConsumer(_Blocking[AsyncPushConsumer]):
         return self
 
 
-@helpful
+@with_hints
 class LitePullConsumer(_Blocking[AsyncLitePullConsumer]):
     """Polls messages for a group: subscribe or assign, then poll. Use it from one thread.
 

@@ -13,26 +13,26 @@ from urllib.parse import urlencode
 
 from sluicemq.acl.rules import (
     GROUP_PREFIX,
-    WORD_OF,
+    PERMISSION_WORDS,
     Account,
-    Pattern,
+    AddressPattern,
     Permission,
     Rules,
-    numbers_of,
-    parse_compatible,
+    address_numbers,
     parse_pattern,
+    parse_pattern_like_rocketmq,
     parse_permission,
 )
 from sluicemq.acl.verdict import (
-    NEEDS,
+    REQUIREMENTS,
     Request,
     Resource,
     Verdict,
     authorize,
-    decide,
-    group,
-    need_of,
-    tried,
+    authorize_resource,
+    group_resource,
+    requirement_of,
+    try_without_signature,
 )
 from sluicemq.client.core.names import Credentials
 from sluicemq.console import shown
@@ -52,7 +52,7 @@ ANY: Final = "topic", "group"
 _ACKNOWLEDGED: Final = RequestCode.BATCH_ACK_MESSAGE
 """It names its topics in handles; ACK_MESSAGE needs the same."""
 REQUESTS: Final = sorted(
-    {code.name for code in RequestCode if code in NEEDS and code != _ACKNOWLEDGED}
+    {code.name for code in RequestCode if code in REQUIREMENTS and code != _ACKNOWLEDGED}
     | {"UPDATE_AND_CREATE_TOPIC", "DELETE_TOPIC_IN_BROKER", "INVOKE_BROKER_TO_RESET_OFFSET"}
 )
 """The last ones stand for all that only an admin may ask."""
@@ -89,12 +89,12 @@ def account_of(told: Mapping[str, Any]) -> Account:
     )
 
 
-def pattern_of(text: str) -> Pattern | None:
+def pattern_of(text: str) -> AddressPattern | None:
     """Of a white list, as ours or RocketMQ's brokers read it. Raises ConfigurationError."""
     try:
         return parse_pattern(text) if text.strip() else None
     except ConfigurationError:
-        return parse_compatible(text)
+        return parse_pattern_like_rocketmq(text)
 
 
 async def asked(context: Context) -> tuple[dict[str, Any], Rules | None]:
@@ -125,7 +125,7 @@ async def show(context: Context) -> Answer:
     accounts = [] if rules is None else list(rules.accounts.values())
     return Answer({
         **values,
-        "rules": rules, "words": WORD_OF,
+        "rules": rules, "words": PERMISSION_WORDS,
         "standing": standing,
         "paged": context.paged([one for one in accounts if wanted in one.access_key.lower()]),
         "entries": {one.access_key: entries(one) for one in accounts},
@@ -137,7 +137,7 @@ def entries(account: Account) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for name, permission in account.permissions.items():
         is_group = name.startswith(GROUP_PREFIX)
-        line = f"{name.removeprefix(GROUP_PREFIX)}={WORD_OF[permission]}"
+        line = f"{name.removeprefix(GROUP_PREFIX)}={PERMISSION_WORDS[permission]}"
         found[KINDS[is_group]].append(line)
     return found
 
@@ -154,18 +154,22 @@ async def account(context: Context) -> Answer:
     kind = kind if kind in KINDS else KINDS[0]
     wanted = context.query.get("q", "").strip().lower()
     names = list(await context.listed(kind, getattr(context.admin, kind)))
-    names.sort(key=lambda name: (shown.kind(name) != "normal", name))
+    kind_of = shown.group_kind if kind == "groups" else shown.topic_kind
+    names.sort(key=lambda name: (kind_of(name) != "normal", name))
     paged = context.paged([name for name in names if wanted in name.lower()])
     rows = []
     for name in paged.rows if known else ():
         needs = (Permission.SUB,) if kind == "groups" else (Permission.PUB, Permission.SUB)
-        resource = group(name) if kind == "groups" else name
+        resource = group_resource(name) if kind == "groups" else name
         assert known is not None
-        verdicts = [(need.name, decide(known, Resource(resource, need))) for need in needs]
+        verdicts = [
+            (need.name, authorize_resource(known, Resource(resource, need))) for need in needs
+        ]
         rows.append((name, verdicts, list(dict.fromkeys(one.rule for _, one in verdicts))))
     return Answer({
         **values, "key": key, "account": known, "kind": kind, "kinds": KINDS, "q": wanted,
-        "paged": paged, "rows": rows, "entries": entries(known) if known else {}, "words": WORD_OF,
+        "paged": paged, "rows": rows, "entries": entries(known) if known else {},
+        "words": PERMISSION_WORDS,
     })  # fmt: skip
 
 
@@ -185,7 +189,7 @@ async def attempt(context: Context) -> Answer:
     return Answer({
         **values, **given, "wanted": request, "requests": REQUESTS, "alone": ALONE,
         "verdict": verdict, "error": error, "keys": [] if rules is None else list(rules.accounts),
-        "need": need_of(RequestCode[request]).text if request in REQUESTS else "",
+        "need": requirement_of(RequestCode[request]).text if request in REQUESTS else "",
     })  # fmt: skip
 
 
@@ -195,23 +199,27 @@ def tried_request(rules: Rules, request: str, given: Mapping[str, str]) -> Verdi
     if request not in (*REQUESTS, *ALONE):
         raise ConfigurationError(f"{request!r} is no request.", fix="Choose one of the list.")
     host = given["host"]
-    if host and not numbers_of(host):
+    if host and not address_numbers(host):
         raise ConfigurationError(f"{host!r} is no IP address.", fix="Write it as 10.10.103.5.")
     topic, name = given["topic"], given["group"]
     if request in ALONE:
         if bool(topic) == bool(name):
             raise ConfigurationError("that is one topic or one group.", fix="Give either of them.")
-        resource = Resource(topic or group(name), Permission[request])
-        return tried(rules, given["key"], host, lambda account: decide(account, resource))
+        resource = Resource(topic or group_resource(name), Permission[request])
+        return try_without_signature(
+            rules, given["key"], host, lambda account: authorize_resource(account, resource)
+        )
     code = RequestCode[request]
-    asks = need_of(code).asks
+    asks = requirement_of(code).resources
     named = asks(fields_of(*ANY), body_of(*ANY)) if asks is not None else ()
-    places = (ANY[0], topic, ANY[0]), (ANY[1], name, group(ANY[1]))
+    places = (ANY[0], topic, ANY[0]), (ANY[1], name, group_resource(ANY[1]))
     for what, value, probe in places:
         if not value and probe in [one.name for one in named]:
             raise ConfigurationError(f"{request} names a {what}.", fix=f"Give a {what}.")
     made = Request(code, fields_of(topic, name), body_of(topic, name), 0, host)
-    return tried(rules, given["key"], host, lambda account: authorize(account, made))
+    return try_without_signature(
+        rules, given["key"], host, lambda account: authorize(account, made)
+    )
 
 
 def fields_of(topic: str, name: str) -> dict[str, str]:
@@ -278,7 +286,7 @@ async def delete(context: Context) -> Answer:
     key = context.form.get("access_key", "")
     if context.form.get("typed", "").strip() != key:
         raise ConfigurationError(f"what was typed is not {key!r}.", fix="Type the key.")
-    mine = Credentials.of(context.session.credentials) or context.mq.cluster.credentials
+    mine = Credentials.from_value(context.session.credentials) or context.mq.cluster.credentials
     if mine is not None and mine.access_key == key:
         raise ConfigurationError(
             f"this console asks with {key!r}.", fix="Sign in with another key to delete it."

@@ -27,7 +27,7 @@ PLACES: Final = {"first": EARLIEST_MS, "last": LATEST_MS}
 async def show_all(context: Context) -> Answer:
     """A page of names with their settings; lag and members come with the live part."""
     known = await context.listed("groups", context.admin.groups)
-    paged, values = selected(context, list(known))
+    paged, values = selected(context, list(known), shown.group_kind)
     details: dict[str, dict[str, Any]] = {}
     if context.is_live:
         lags = await parts({name: context.admin.lag(name) for name in paged.rows})
@@ -66,7 +66,7 @@ async def show(context: Context) -> Answer:
     return Answer(
         {
             "group": group,
-            "kind": shown.kind(group),
+            "kind": shown.group_kind(group),
             "has_letters": DLQ_PREFIX + group in await context.listed("topics", admin.topics),
             "config": known[group],
             "contract": known[group].attributes.get(CONTRACT)

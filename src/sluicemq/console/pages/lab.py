@@ -6,7 +6,7 @@ from sluicemq.client.admin.filter_trials import BrokerTrial
 from sluicemq.console.context import Answer, Context
 from sluicemq.errors import SluiceError
 from sluicemq.filter.check import check
-from sluicemq.model.properties import own_properties
+from sluicemq.model.properties import settable_properties
 from sluicemq.model.subscription import SQL92, TAG
 
 ROWS_MAX: Final = 20_000
@@ -52,7 +52,7 @@ def summed(trials: list[BrokerTrial]) -> dict[str, Any]:
             "broker": one.broker,
             "queue_id": place[0],
             "offset": place[1],
-            "properties": own_properties(properties),
+            "properties": settable_properties(properties),
         }
         for one in trials
         for place, properties in one.messages.items()

@@ -9,7 +9,7 @@ from sluicemq.console import bodies
 from sluicemq.console.context import PAGE_ROWS, Answer, Context
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import StoredMessage
-from sluicemq.model.properties import own_properties
+from sluicemq.model.properties import settable_properties
 
 WAYS: Final = "time", "key", "id"
 HOUR_MS: Final = 3_600_000
@@ -59,7 +59,7 @@ async def _message(context: Context) -> StoredMessage:
 async def show(context: Context) -> Answer:
     """One message."""
     message = await _message(context)
-    own = own_properties(message.properties)
+    own = settable_properties(message.properties)
     body = message.body_or_raw
     forms = bodies.forms(body)
     wanted = context.query.get("as", "")
@@ -92,7 +92,7 @@ async def resend(context: Context) -> Answer:
     message = await _message(context)
     if context.form.get("sure") != "yes":
         raise ConfigurationError("the box is not ticked.", fix="Tick it to send once more.")
-    own = own_properties(message.properties)
+    own = settable_properties(message.properties)
     sent = await context.mq.send(
         message.topic, message.body, tag=message.tag, keys=message.keys, properties=own
     )

@@ -1,5 +1,6 @@
 """Topics: the list, and one with its queues, settings and groups."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
@@ -15,16 +16,19 @@ KINDS = "normal", "retry", "dead", "system", "all"
 
 
 def selected(
-    context: Context, names: list[str], others: frozenset[str] = frozenset()
+    context: Context, names: list[str], kind_of: Callable[[str], str]
 ) -> tuple[Paged[str], dict[str, Any]]:
-    """The page of names that the query asks for: `kind`, and `q`, a part of the name."""
+    """Return the page of names that the query selects, and what its template needs.
+
+    The query's `kind` selects names by `kind_of`, and its `q` those that contain the text.
+    """
     kind, wanted = context.query.get("kind", KINDS[0]), context.query.get("q", "").strip()
     counts = dict.fromkeys(KINDS, 0)
     found = []
     for name in names:
         if wanted.lower() not in name.lower():
             continue
-        own = shown.kind(name, others)
+        own = kind_of(name)
         counts[own] += 1
         counts["all"] += 1
         if kind in (own, "all"):
@@ -36,7 +40,8 @@ async def show_all(context: Context) -> Answer:
     """A page of names; what each topic is comes with the live part."""
     names = await context.listed("topics", context.admin.topics)
     info = await context.listed("cluster", context.admin.cluster_info)
-    paged, values = selected(context, names, frozenset(info.brokers) | frozenset(info.clusters))
+    own_names = {*info.brokers, *info.clusters}
+    paged, values = selected(context, names, partial(shown.topic_kind, own_names=own_names))
     details = {}
     if context.is_live:
         told = await parts({name: context.admin.topic_configs(name) for name in paged.rows})
@@ -84,10 +89,11 @@ async def show(context: Context) -> Answer:
         raise RouteNotFoundError(f"no broker serves {topic}.", fix="See the list of topics.")
     offsets = told["offsets"].value or {}
     configs = told["configs"].value or {}
+    info = await context.listed("cluster", admin.cluster_info)
     return Answer(
         {
             "topic": topic,
-            "kind": shown.kind(topic),
+            "kind": shown.topic_kind(topic, {*info.brokers, *info.clusters}),
             "queues": [(queue, stats) for queue, stats in offsets.items()],
             "stored": sum(one.offset_max - one.offset_min for one in offsets.values()),
             "newest_ms": max((one.last_time_ms for one in offsets.values()), default=0),

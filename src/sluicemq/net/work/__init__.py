@@ -1,1 +1,1 @@
-"""Work that takes long: in slices of the loop, or in another thread."""
+"""Long work of a server: in slices on the event loop, or on another thread."""

@@ -1,1 +1,1 @@
-"""Reading: what the driver plans and what executors do, of brokers and of store directories."""
+"""Read from brokers and from store directories: planning in the driver, reading in executors."""

@@ -2,17 +2,18 @@
 
 RocketMQ gives a topic no identity. A topic that is deleted and created again begins at offset 0,
 and the offsets of an old checkpoint may be valid in it: its first messages would never be read. So
-a checkpoint holds an *anchor* of each queue (`client.core.identity`): the offset of a message
-before the stream's offset, and when the broker stored it. If that offset has another store time
-now, or a message where there was none any more, the topic is another one. The check works with any
-broker: it pulls one message. An anchor is renewed before retention removes it. A check is needed
+a checkpoint contains an *anchor* of each queue (`client.core.identity`): the offset of a message
+before the stream's offset, and the time when the broker stored it. If that offset has another store
+time now, or a message where there was none any more, the topic is another one. The check works with
+any broker: it pulls one message. An anchor is renewed before retention removes its message. A check
+is needed
 
     once for each queue of the checkpoint with which a query begins;
     in each micro-batch, for queues with new messages that still begin at offset 0. If a queue
     begins at a higher offset, a topic that was created again shows by its bounds;
     once a second, for queues without new messages: the new topic may be as long as the old one.
 
-What was planned is read later, in another process. So a partition carries an anchor, and its task
+A planned range is read later, in another process. So a partition carries an anchor, and its task
 checks the queue before and after it reads.
 
 A queue that has left the route is *gone* if its broker is registered without it. A queue whose
@@ -25,9 +26,9 @@ from dataclasses import replace
 from typing import Final
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.identity import PROOF_PERIOD_S, Anchor, anchor_of, look
-from sluicemq.client.core.names import signed
-from sluicemq.client.core.requests import PullStatus, pull_answer
+from sluicemq.client.core.identity import CHECK_PERIOD_S, Anchor, make_anchor, probe_queue
+from sluicemq.client.core.names import sign_request
+from sluicemq.client.core.requests import PullStatus, parse_pull_response
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (
@@ -45,7 +46,7 @@ from sluicemq.spark.sources.offsets import (
     QueueRange,
     RangePartition,
     ReadPlan,
-    place,
+    queue_label,
 )
 from sluicemq.wire.codes import ResponseCode
 
@@ -53,8 +54,8 @@ logger = logging.getLogger(__name__)
 
 SHOWN_MAX: Final = 5
 """Queues that an error or a warning names."""
-NO_QUEUE: Final = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.INVALID_PARAMETER)
-"""What brokers answer to a pull of a topic, or of a queue, that does not exist."""
+NO_QUEUE_CODES: Final = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.INVALID_PARAMETER)
+"""The codes with which brokers refuse a pull from a topic or a queue that does not exist."""
 _FIX: Final = (
     "Set failOnDataLoss=false to read the new topic from its beginning, or start with a new"
     " checkpointLocation."
@@ -62,52 +63,64 @@ _FIX: Final = (
 
 
 def fetch_store_time(admin: Admin, group: str, queue: MessageQueue, offset: int) -> int | None:
-    """Pull the message at `offset` and return when it was stored (milliseconds since 1970); None if
-    there is no such message. Raises SluiceError."""
-    seen = admin.run(look(admin.directory, group, queue, offset))
-    if seen.reset_to is not None:  # so a RocketMQ broker answers once
-        seen = admin.run(look(admin.directory, group, queue, offset))
-    return None if seen.found is None else seen.found.stored_ms
+    """Pull the message at `offset` and return when it was stored (milliseconds since 1970).
+
+    Return None if there is no such message. Raises SluiceError.
+    """
+    result = admin.run(probe_queue(admin.directory, group, queue, offset))
+    if result.reset_to is not None:  # a RocketMQ broker may answer the first pull like this
+        result = admin.run(probe_queue(admin.directory, group, queue, offset))
+    return None if result.found is None else result.found.stored_ms
 
 
 class TopicIdentity:
-    """The anchors of the queues that one running query reads. `group` is the consumer group that
-    reads; `fails`: lost messages are an error (failOnDataLoss). Every method may raise the client's
-    errors."""
+    """The anchors of the queues that one running query reads.
 
-    def __init__(self, group: str, *, fails: bool) -> None:
+    Every method that takes an `admin` may raise the client's errors. In all methods, `bounds` is
+    (first stored offset, next offset to be written) of a queue.
+    """
+
+    def __init__(self, group: str, *, fail_on_data_loss: bool) -> None:
+        """Create it for a query that reads as the consumer group `group`.
+
+        With `fail_on_data_loss`, lost messages are an error; otherwise they are logged.
+        """
         self._group = group
-        self._fails = fails
-        self._compared: dict[MessageQueue, tuple[Anchor, int]] = {}
-        """The anchor that was last found right, and where the queue began then."""
-        self._looked_s: dict[MessageQueue, float] = {}
+        self._fail_on_data_loss = fail_on_data_loss
+        self._verified: dict[MessageQueue, tuple[Anchor, int]] = {}
+        """For each queue, the anchor that was last verified, and the first offset at that time."""
+        self._checked_s: dict[MessageQueue, float] = {}
+        """The time of each queue's last check, on the monotonic clock."""
         self._recreated: dict[str, list[str]] = {}
-        """By topic that was created again: what `warn` has to say of its queues."""
+        """For each topic that was created again, texts about its queues for the log."""
         self._gone: set[MessageQueue] = set()
+        """The queues whose disappearance was logged."""
 
-    def is_same(
+    def is_same_queue(
         self, admin: Admin, queue: MessageQueue, anchor: Anchor | None, bounds: tuple[int, int]
     ) -> bool | None:
-        """Return whether the queue is still that of `anchor`. Return None if that is unknown: there
-        is no anchor, its offset is not within `bounds` (first offset, end), or the queue has a hole
-        there."""
+        """Return whether the queue is still that of `anchor`.
+
+        Return None if that is unknown: the anchor is None, its offset is not within `bounds`,
+        or the queue has a hole there.
+        """
         lowest, highest = bounds
         if anchor is None or not lowest <= anchor.offset < highest:
             return None
         if anchor.stored_ms is None:
             return False
-        compared, began = self._compared.get(queue, (None, 0))
-        if compared == anchor and 0 < began <= lowest:
+        verified, first_offset = self._verified.get(queue, (None, 0))
+        if verified == anchor and 0 < first_offset <= lowest:
             return True
-        self._looked_s[queue] = SYSTEM_CLOCK.monotonic_s()
-        found = fetch_store_time(admin, self._group, queue, anchor.offset)
-        if found is None:  # a hole, such as a broker's compaction leaves
+        self._checked_s[queue] = SYSTEM_CLOCK.monotonic_s()
+        stored_ms = fetch_store_time(admin, self._group, queue, anchor.offset)
+        if stored_ms is None:  # a hole, such as a broker's compaction leaves
             return None
-        if found == anchor.stored_ms:
-            self._compared[queue] = anchor, lowest
-        return found == anchor.stored_ms
+        if stored_ms == anchor.stored_ms:
+            self._verified[queue] = anchor, lowest
+        return stored_ms == anchor.stored_ms
 
-    def resume_offset(
+    def find_resume_offset(
         self,
         admin: Admin,
         queue: MessageQueue,
@@ -115,146 +128,176 @@ class TopicIdentity:
         bounds: tuple[int, int],
         anchor: Anchor | None,
     ) -> int:
-        """Return the offset at which a stream at `offset` goes on: `offset` itself if the queue is
-        the same. If loss is allowed, it is the beginning of a topic that was created again, or the
-        end of a queue whose newest messages were lost. Raises OffsetOutOfRangeError if loss is an
-        error."""
+        """Return the offset at which a stream that is at `offset` continues.
+
+        It is `offset` itself if the queue is the same. If loss is allowed, it is the beginning of a
+        topic that was created again, or the end of a queue whose newest messages were lost. Raises
+        OffsetOutOfRangeError if loss is an error.
+        """
         lowest, highest = bounds
         if offset == highest:
-            passed_s = SYSTEM_CLOCK.monotonic_s() - self._looked_s.get(queue, float("-inf"))
-            if passed_s < PROOF_PERIOD_S:
+            passed_s = SYSTEM_CLOCK.monotonic_s() - self._checked_s.get(queue, float("-inf"))
+            if passed_s < CHECK_PERIOD_S:
                 return offset
-        is_same = self.is_same(admin, queue, anchor, bounds)
+        is_same = self.is_same_queue(admin, queue, anchor, bounds)
         if offset <= highest and is_same is not False:
             return offset
-        if self._fails:
+        if self._fail_on_data_loss:
             raise recreated_error(queue, offset, bounds, anchor if is_same is False else None)
         if is_same:
             logger.warning(
-                "%s of %r lost messages: the stream, which was at %d, goes on at %d",
-                place(queue), queue.topic, offset, highest,
-            )  # fmt: skip
+                "%s of %r lost messages: the stream, which was at %d, continues at %d",
+                queue_label(queue),
+                queue.topic,
+                offset,
+                highest,
+            )
             return highest
-        self._recreated.setdefault(queue.topic, []).append(f"{offset} of {place(queue)}")
+        self._recreated.setdefault(queue.topic, []).append(f"{offset} of {queue_label(queue)}")
         return lowest
 
-    def warn(self) -> None:
-        """Log once for each topic that it was created again, naming the queues that `resume_offset`
-        has found since the last call."""
+    def log_recreated_topics(self) -> None:
+        """Log once for each topic that it was created again, and which queues are affected.
+
+        The queues are those that `find_resume_offset` has found since the last call.
+        """
         for topic, queues in self._recreated.items():
             more = f" and {len(queues) - SHOWN_MAX} more" if len(queues) > SHOWN_MAX else ""
             logger.warning(
-                "the topic %r was deleted and created again: the stream, which was at %s%s, goes"
-                " on at its beginning", topic, ", ".join(queues[:SHOWN_MAX]), more,
-            )  # fmt: skip
+                "the topic %r was deleted and created again: the stream, which was at %s%s,"
+                " continues at its beginning",
+                topic,
+                ", ".join(queues[:SHOWN_MAX]),
+                more,
+            )
         self._recreated.clear()
 
     def check_gone(self, gone: Offsets) -> None:
-        """Log that the queues in `gone`, with the offsets up to which they were read, have
-        disappeared; each queue is logged once. Raises OffsetOutOfRangeError instead if loss is an
-        error."""
-        news = {queue: offset for queue, offset in gone.items() if queue not in self._gone}
-        if not news:
+        """Log that the queues in `gone` have disappeared. Each queue is logged once.
+
+        `gone` has the offset up to which each queue was read. Raises OffsetOutOfRangeError instead
+        if loss is an error.
+        """
+        new = {queue: offset for queue, offset in gone.items() if queue not in self._gone}
+        if not new:
             return
         shown = ", ".join(
-            f"{place(queue)} of {queue.topic!r} (read up to offset {offset})"
-            for queue, offset in sorted(news.items())[:SHOWN_MAX]
+            f"{queue_label(queue)} of {queue.topic!r} (read up to offset {offset})"
+            for queue, offset in sorted(new.items())[:SHOWN_MAX]
         )
-        more = f" and {len(news) - SHOWN_MAX} more" if len(news) > SHOWN_MAX else ""
-        what = f"queues disappeared: {shown}{more}; messages behind these offsets may be unread"
-        if self._fails:
+        more = f" and {len(new) - SHOWN_MAX} more" if len(new) > SHOWN_MAX else ""
+        text = f"queues disappeared: {shown}{more}; messages after these offsets may be unread"
+        if self._fail_on_data_loss:
             raise OffsetOutOfRangeError(
-                f"{what}.",
-                fix="Set failOnDataLoss=false to go on with the queues that are there, or start"
-                " with a new checkpointLocation.",
+                f"{text}.",
+                fix="Set failOnDataLoss=false to continue with the remaining queues, or start with"
+                " a new checkpointLocation.",
             )
-        logger.warning("%s; the stream goes on with the other queues", what)
-        self._gone.update(news)
+        logger.warning("%s; the stream continues with the other queues", text)
+        self._gone.update(new)
 
-    def remaining_range(
+    def clip_range(
         self,
         admin: Admin,
-        one: QueueRange,
+        planned: QueueRange,
         bounds: tuple[int, int],
         anchors: Sequence[Anchor | None],
     ) -> QueueRange:
-        """Return the part of the range `one` that can still be read, and log if something is
-        missing. `anchors` are empty, or those of the end and of the start of the range, in this
-        order. Raises OffsetOutOfRangeError if something is missing and loss is an error."""
-        queue, (lowest, highest) = one.queue, bounds
-        found = [self.is_same(admin, queue, anchor, bounds) for anchor in anchors]
-        if self._fails:
-            if False in found or one.end > highest:
-                other = anchors[found.index(False)] if False in found else None
-                raise recreated_error(queue, one.end, bounds, other)
-            if one.start < lowest:
+        """Return the part of the range `planned` that can still be read.
+
+        `anchors` is empty, or contains the anchors of the range's end and start, in
+        this order. If something is missing, log that; raises OffsetOutOfRangeError instead if loss
+        is an error.
+        """
+        queue, (lowest, highest) = planned.queue, bounds
+        is_same = [self.is_same_queue(admin, queue, anchor, bounds) for anchor in anchors]
+        if self._fail_on_data_loss:
+            if False in is_same or planned.end > highest:
+                other = anchors[is_same.index(False)] if False in is_same else None
+                raise recreated_error(queue, planned.end, bounds, other)
+            if planned.start < lowest:
                 raise OffsetOutOfRangeError(
-                    f"retention passed the stream: {place(queue)} of {queue.topic!r} begins at"
-                    f" {lowest} now, the stream was at {one.start}:"
-                    f" {min(lowest, one.end) - one.start} messages are gone.",
-                    fix="Set failOnDataLoss=false to go on with what is left.",
+                    f"retention deleted unread messages: {queue_label(queue)} of {queue.topic!r}"
+                    f" begins at {lowest} now, the stream was at {planned.start}:"
+                    f" {min(lowest, planned.end) - planned.start} messages are gone.",
+                    fix="Set failOnDataLoss=false to read what is left.",
                 )
-        start, end = max(one.start, lowest), min(one.end, highest)
-        if found[:1] == [False] or (one.end > highest and True not in found):
-            start = end  # it was in a topic that is no more
-        elif False in found:
-            start = lowest  # it began in the topic before
+        start, end = max(planned.start, lowest), min(planned.end, highest)
+        if is_same[:1] == [False] or (planned.end > highest and True not in is_same):
+            start = end  # the whole range belongs to a topic that does not exist any more
+        elif False in is_same:
+            start = lowest  # only its beginning belongs to the topic before
         left = QueueRange(queue, start, max(start, end))
-        if left != one:
+        if left != planned:
             logger.warning(
-                "%s: %d messages of the offsets %d to %d are left and read; the others are lost "
-                "(failOnDataLoss=false)", place(queue), left.size, one.start, one.end,
-            )  # fmt: skip
+                "%s: %d messages of the offsets %d to %d are left and read; the others are lost"
+                " (failOnDataLoss=false)",
+                queue_label(queue),
+                left.size,
+                planned.start,
+                planned.end,
+            )
         return left
 
     def renew_anchors(self, admin: Admin, known: Anchors, moved: Bounds) -> Anchors:
-        """Return `known` with new anchors for the queues that `moved`: for each it has the first
-        offset and the offset behind the last message that was read. The new anchor is that last
-        message. An old anchor stays while it lies in the newer half of the messages before it."""
-        found = dict(known)
+        """Return `known` with new anchors for the queues in `moved`.
+
+        For each of these queues, `moved` has its first stored offset and the offset after the last
+        message that was read. The new anchor is that last message. An old anchor stays if it is in
+        the newer half of the messages before it.
+        """
+        anchors = dict(known)
         for queue, (lowest, end) in moved.items():
-            old, last = found.pop(queue, None), end - 1
-            if old is not None and lowest <= old.offset and (
-                (old.offset - lowest) * 2 >= last - lowest
-            ):  # fmt: skip
-                found[queue] = old
+            old, last = anchors.pop(queue, None), end - 1
+            is_recent = (
+                old is not None
+                and lowest <= old.offset
+                and (old.offset - lowest) * 2 >= last - lowest
+            )
+            if old is not None and is_recent:
+                anchors[queue] = old
             elif 0 <= last < lowest:
-                found[queue] = Anchor(last, None)
+                anchors[queue] = Anchor(last, None)
             elif last >= lowest:
-                time_ms = fetch_store_time(admin, self._group, queue, last)
-                if time_ms is not None:
-                    self._looked_s[queue] = SYSTEM_CLOCK.monotonic_s()
-                    found[queue] = Anchor(last, time_ms)
-                    self._compared[queue] = found[queue], lowest
-        return found
+                stored_ms = fetch_store_time(admin, self._group, queue, last)
+                if stored_ms is not None:
+                    self._checked_s[queue] = SYSTEM_CLOCK.monotonic_s()
+                    anchors[queue] = Anchor(last, stored_ms)
+                    self._verified[queue] = anchors[queue], lowest
+        return anchors
 
 
 def recreated_error(
     queue: MessageQueue, offset: int, bounds: tuple[int, int], anchor: Anchor | None
 ) -> OffsetOutOfRangeError:
-    """Return the error for a queue that is not the one that was read up to `offset`. `anchor` is
-    the message that the queue does not hold any more; None: the queue ends before `offset`."""
+    """Return the error for a queue that is a different one than was read up to `offset`.
+
+    `anchor` is the message that the queue does not contain any more; None means that the queue ends
+    before `offset`.
+    """
     lowest, highest = bounds
     if anchor is None:
-        what = (
-            f"the stream is at {offset} of {place(queue)} of {queue.topic!r}, which ends at"
+        text = (
+            f"the stream is at {offset} of {queue_label(queue)} of {queue.topic!r}, which ends at"
             f" {highest}: the topic was deleted and created again, or the broker lost messages."
         )
     else:
-        what = (
-            f"the topic {queue.topic!r} was deleted and created again: {place(queue)} holds another"
-            f" message at offset {anchor.offset} than the one that was there; the read is at"
-            f" {offset}, the new topic has the offsets {lowest} to {highest}."
+        text = (
+            f"the topic {queue.topic!r} was deleted and created again: {queue_label(queue)} has a"
+            f" different message at offset {anchor.offset} than before; the read is at {offset},"
+            f" the new topic has the offsets {lowest} to {highest}."
         )
-    return OffsetOutOfRangeError(what, fix=_FIX)
+    return OffsetOutOfRangeError(text, fix=_FIX)
 
 
-# ---- queues that are not there any more
+# ---- queues and topics that disappeared
 
 
-def bounds_of(admin: Admin, topics: Collection[str]) -> tuple[Bounds, list[str]]:
-    """Return the bounds of every readable queue, and the topics that no broker serves. Raises
-    SluiceError."""
+def fetch_existing_bounds(admin: Admin, topics: Collection[str]) -> tuple[Bounds, list[str]]:
+    """Return the bounds of every readable queue of the topics, and the topics that do not exist.
+
+    Raises SluiceError.
+    """
     bounds: Bounds = {}
     missing = []
     for topic in topics:
@@ -267,12 +310,16 @@ def bounds_of(admin: Admin, topics: Collection[str]) -> tuple[Bounds, list[str]]
     return bounds, missing
 
 
-def existing_topics(admin: Admin, topics: Sequence[str], *, fails: bool) -> Sequence[str]:
-    """Return the topics of a batch that exist, and log the others. Raises RouteNotFoundError for
-    the first missing topic if none exists, or if `fails` is set."""
+def find_existing_topics(
+    admin: Admin, topics: Sequence[str], *, fail_on_data_loss: bool
+) -> Sequence[str]:
+    """Return the topics of a batch that exist, and log the others.
+
+    Raises RouteNotFoundError for the first missing topic if none exists, or if `fail_on_data_loss`.
+    """
     missing = [topic for topic in topics if admin.find_route(topic) is None]
-    if missing and (fails or len(missing) == len(topics)):
-        admin.route(missing[0])  # raises, and says why
+    if missing and (fail_on_data_loss or len(missing) == len(topics)):
+        admin.route(missing[0])  # raises RouteNotFoundError with the reason
     if missing:
         logger.warning(
             "topics that do not exist are not read (failOnDataLoss=false): %s%s",
@@ -282,10 +329,12 @@ def existing_topics(admin: Admin, topics: Sequence[str], *, fails: bool) -> Sequ
     return [topic for topic in topics if topic not in missing]
 
 
-def gone_queues(admin: Admin, known: Offsets, bounds: Bounds) -> Offsets:
-    """Return the queues of `known` that have disappeared, with their offsets: they are not in
-    `bounds`, although their broker is registered. A queue that still answers and ends at its offset
-    does not count: its topic has fewer queues to read now. Raises SluiceError."""
+def find_gone_queues(admin: Admin, known: Offsets, bounds: Bounds) -> Offsets:
+    """Return the queues of `known` that have disappeared, with their offsets.
+
+    They are not in `bounds`, although their broker is registered. A queue that still responds and
+    ends at its offset does not count: its topic has fewer queues to read now. Raises SluiceError.
+    """
     absent = {queue: offset for queue, offset in known.items() if queue not in bounds}
     if not absent:
         return {}
@@ -293,111 +342,131 @@ def gone_queues(admin: Admin, known: Offsets, bounds: Bounds) -> Offsets:
     return {
         queue: offset
         for queue, offset in absent.items()
-        if queue.broker in registered and not _is_read(admin, queue, offset)
+        if queue.broker in registered and not _is_completely_read(admin, queue, offset)
     }
 
 
-def _is_read(admin: Admin, queue: MessageQueue, offset: int) -> bool:
+def _is_completely_read(admin: Admin, queue: MessageQueue, offset: int) -> bool:
+    """Return whether the queue responds and ends at `offset`, which is not 0."""
     try:
         return 0 < offset == admin.offsets(queue)[1]
     except SluiceError:
         return False
 
 
-# ---- of what was planned
+# ---- planned partitions
 
 
-def anchors_at_end(admin: Admin, group: str, ranges: Sequence[QueueRange]) -> Anchors:
+def fetch_end_anchors(admin: Admin, group: str, ranges: Sequence[QueueRange]) -> Anchors:
     """Return an anchor for each queue of a batch: the last message before the end of its ranges.
-    Raises SluiceError."""
+
+    Raises SluiceError.
+    """
     ends: Offsets = {}
     for one in ranges:
         ends[one.queue] = max(one.end, ends.get(one.queue, 0))
-    found = {
+    store_times = {
         queue: fetch_store_time(admin, group, queue, end - 1) for queue, end in ends.items() if end
     }
     return {
-        queue: Anchor(ends[queue] - 1, time_ms)
-        for queue, time_ms in found.items()
-        if time_ms is not None
+        queue: Anchor(ends[queue] - 1, stored_ms)
+        for queue, stored_ms in store_times.items()
+        if stored_ms is not None
     }
 
 
 def set_anchors(
-    parts: Sequence[RangePartition], anchors: Anchors, *, is_batch: bool
+    partitions: Sequence[RangePartition], anchors: Anchors, *, is_batch: bool
 ) -> Sequence[RangePartition]:
-    """Set the anchor of each partition's queue, in place, and return `parts`. In a batch, also mark
-    the first partition of each queue: if loss is allowed, it reads a topic that was created again
-    from its beginning."""
-    begun: set[MessageQueue] = set()
-    for part in parts:
-        if part.queue is not None:
-            part.anchor = anchors.get(part.queue)
-            part.begins = is_batch and part.queue not in begun
-            part.is_batch = is_batch
-            begun.add(part.queue)
-    return parts
+    """Set the anchor of each partition's queue, in place, and return `partitions`.
+
+    In a batch, also mark the first partition of each queue. If loss is allowed, it reads a topic
+    that was created again from its beginning.
+    """
+    marked: set[MessageQueue] = set()
+    for partition in partitions:
+        queue = partition.queue
+        if queue is not None:
+            partition.anchor = anchors.get(queue)
+            partition.is_first_of_queue = is_batch and queue not in marked
+            partition.is_batch = is_batch
+            marked.add(queue)
+    return partitions
 
 
-def range_to_read(plan: ReadPlan, part: RangePartition) -> QueueRange | None:
-    """Check, in a task, whether the queue of a partition is that of the plan. Return the range to
-    read: the planned one if it is. If it is not and loss is allowed, return what the new topic has
-    of the range in a batch, and None in a stream. Raises OffsetOutOfRangeError if loss is an error,
-    and SluiceError if the broker does not answer."""
-    assert part.queue is not None
-    one = QueueRange(part.queue, part.start, part.end)
-    bounds = _changed(plan, part)
+def find_range_to_read(plan: ReadPlan, partition: RangePartition) -> QueueRange | None:
+    """Check, in a task, whether the queue of a partition is that of the plan.
+
+    Return the range to read: the planned one if it is. If it is not and loss is allowed, return
+    what the new topic has of the range in a batch, and None in a stream. Raises
+    OffsetOutOfRangeError if loss is an error, and SluiceError if the broker does not respond.
+    """
+    assert partition.queue is not None
+    planned = QueueRange(partition.queue, partition.start, partition.end)
+    bounds = _find_changed_bounds(plan, partition)
     if bounds is None:
-        return one
+        return planned
     if plan.fail_on_data_loss:
-        raise recreated_error(part.queue, part.end, bounds, part.anchor)
+        raise recreated_error(partition.queue, partition.end, bounds, partition.anchor)
     logger.warning(
         "the topic %r was deleted and created again after the read of %d to %d of %s was planned:"
-        " %s", part.queue.topic, part.start, part.end, place(part.queue),
-        "what it has there is read" if part.is_batch else "the next micro-batch reads it",
-    )  # fmt: skip
-    if not part.is_batch:
+        " %s",
+        partition.queue.topic,
+        partition.start,
+        partition.end,
+        queue_label(partition.queue),
+        "what it has there is read" if partition.is_batch else "the next micro-batch reads it",
+    )
+    if not partition.is_batch:
         return None
     lowest, highest = bounds
-    start = lowest if part.begins else max(part.start, lowest)
-    left = replace(one, start=start, end=max(start, min(part.end, highest)))
+    start = lowest if partition.is_first_of_queue else max(partition.start, lowest)
+    left = replace(planned, start=start, end=max(start, min(partition.end, highest)))
     return left if left.size else None
 
 
-def check_part(plan: ReadPlan, part: RangePartition) -> None:
-    """Check, after a task has read its partition, whether the topic was created again meanwhile. If
-    it was, log that; raises OffsetOutOfRangeError instead if loss is an error, and SluiceError if
-    the broker does not answer."""
-    assert part.queue is not None
-    bounds = _changed(plan, part)
+def check_after_read(plan: ReadPlan, partition: RangePartition) -> None:
+    """Check, after a task has read its partition, whether the topic was created again meanwhile.
+
+    If it was, log that; raises OffsetOutOfRangeError instead if loss is an error. Raises
+    SluiceError if the broker does not respond.
+    """
+    assert partition.queue is not None
+    bounds = _find_changed_bounds(plan, partition)
     if bounds is not None and plan.fail_on_data_loss:
-        raise recreated_error(part.queue, part.end, bounds, part.anchor)
+        raise recreated_error(partition.queue, partition.end, bounds, partition.anchor)
     if bounds is not None:
         logger.warning(
-            "the topic %r was deleted and created again while %s was read: rows of both may be"
-            " among the result", part.queue.topic, place(part.queue),
-        )  # fmt: skip
+            "the topic %r was deleted and created again while %s was read: the result may contain"
+            " rows of both",
+            partition.queue.topic,
+            queue_label(partition.queue),
+        )
 
 
-def _changed(plan: ReadPlan, part: RangePartition) -> tuple[int, int] | None:
-    """Return the bounds of the partition's queue if it is not that of the anchor any more, else
-    None. A queue that does not exist any more gives None: the pulls that follow report it. Raises
-    SluiceError."""
-    queue, anchor = part.queue, part.anchor
+def _find_changed_bounds(plan: ReadPlan, partition: RangePartition) -> tuple[int, int] | None:
+    """Return the bounds of the partition's queue if it is not that of the anchor any more.
+
+    Return None if it is the same queue, or if the partition has no anchor. Also return None if the
+    queue does not exist any more: the pulls that follow report it. Raises SluiceError.
+    """
+    queue, anchor = partition.queue, partition.anchor
     if queue is None or anchor is None or anchor.stored_ms is None:
         return None
-    channel = BlockingChannel(part.address, plan.timeout_s, plan.tls)
+    channel = BlockingChannel(partition.address, plan.timeout_s, plan.tls)
     try:
-        command = signed(requests.look(plan.group, queue, anchor.offset), plan.credentials)
-        answer = pull_answer(channel.call(command), part.address)
+        command = sign_request(
+            requests.probe_message(plan.group, queue, anchor.offset), plan.credentials
+        )
+        answer = parse_pull_response(channel.call(command), partition.address)
     except RequestError as error:
-        if error.code in NO_QUEUE:
+        if error.code in NO_QUEUE_CODES:
             return None
         raise
     finally:
         channel.close()
     is_same = anchor.offset < answer.offset_max
     if answer.status is PullStatus.FOUND:
-        found = anchor_of(answer.data)
-        is_same = found.offset != anchor.offset or anchor.agrees(found)
+        found = make_anchor(answer.data)
+        is_same = found.offset != anchor.offset or anchor.is_same_message(found)
     return None if is_same else (answer.offset_min, answer.offset_max)

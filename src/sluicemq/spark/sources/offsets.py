@@ -1,37 +1,39 @@
-"""What is read: topics, ranges of queue offsets, partitions; and what a checkpoint holds.
+"""Decide what is read: topics, ranges of queue offsets, partitions; and the format of checkpoints.
 
-A pattern of topics is matched against the whole name. It finds what users made: retry and
-dead-letter topics only when it says so by its first character (`%DLQ%.*`), system topics never. A
-stream asks again at each trigger, so a topic that is made while it runs is read, from its first
-message; topics of a list that the checkpoint does not know yet likewise.
+A pattern of topics is matched against the whole name. It selects topics that users created. Retry
+and dead-letter topics are selected only if the pattern begins with `%` (`%DLQ%.*`), and system
+topics never. A stream resolves the pattern again at each trigger. So a topic that is created while
+the stream runs is read, from its first message. The same holds for topics of a list that the
+checkpoint does not contain yet.
 
-The driver asks the cluster through `client.sync.Admin` alone, so it works on a Java cluster as
-well. Executors only see what comes out and travels to them, pickled by Spark: `ReadPlan` (how to
-read) and `RangePartition` (what). A planning process needs neither NumPy nor the decoder.
+The driver asks the cluster through `client.sync.Admin` only, so this works with RocketMQ brokers as
+well. Executors receive the results, pickled by Spark: `ReadPlan` (how to read) and `RangePartition`
+(what to read). The planner's process needs neither NumPy nor the decoder.
 
-**Keys.** `keys = 'k1 k2'` is true of messages that bear the key `k1` among others, so the broker's
-key index gives every candidate, and Spark compares again: the ranges shrink to the places of the
-candidates. Only a SluiceMQ broker is asked: it answers after its index has caught up with the log,
-and says so when it cannot. The index of a Java broker may have holes after a crash (its index files
-newer than the last checkpoint are thrown away), and rows would be missing; there `keys` is a SQL92
-condition. A key with as many messages as one answer can hold is read by its queues too.
+**Keys.** `keys = 'k1 k2'` is true only for messages that have the key `k1` (among others). So the
+broker's key index gives every candidate, and Spark compares again: the ranges shrink to the
+candidates. Only a SluiceMQ broker is asked. It responds when its index has caught up with the log,
+and says if it cannot. The index of a RocketMQ broker may have holes after a crash, because index
+files newer than the last checkpoint are deleted; rows would be missing. For these brokers `keys`
+becomes a SQL92 condition. A key with as many messages as one response can hold is not looked up:
+its queues are read completely.
 
-**Checkpoints** of a stream, as JSON (Spark stores it, version 1):
+**Checkpoints** of a stream are JSON, which Spark stores (version 1):
 
     {"version": 1, "topic": "flights", "filter": "TAG UA||AA", "queues": {"broker-a": {"0": 120}}}
 
-`queues` holds for each queue the offset of the next message to read. The topic is there so that a
-checkpoint of another topic is refused instead of read; the filter so that a change is noticed. A
-stream of several topics writes version 2: `queues` by topic, and `topic` is the list or pattern.
+`queues` has the offset of the next message to read for each queue. `topic` is there so that a
+checkpoint of another topic is refused, and `filter` so that a change is noticed. A stream of
+several topics writes version 2: `queues` by topic first, and `topic` is the list or the pattern.
 
-    {…, "initial": true}              where a new stream starts, not read from a checkpoint
+    {…, "initial": true}              the start of a new stream, not read from a checkpoint
     {…, "from": {"broker-a": {…}}}    where the micro-batch began that ends here
-    {…, "seen": {"broker-a": {"0": [119, 1795363635210]}}}    see `identity.TopicIdentity`
+    {…, "seen": {"broker-a": {"0": [119, 1795363635210]}}}    anchors, see `identity.TopicIdentity`
 
-`from` is there for queues of which the checkpoint before says nothing: those of a new stream, and
-new ones. Spark does not store where a stream started; after a crash in its first micro-batch it
-would ask again, and `latest` is another place then. And for queues of a topic that was made anew.
-Checkpoints of older versions have no `seen`.
+`from` contains the queues that the checkpoint before does not contain: those of a new stream, and
+new queues. Spark does not store where a stream started. After a crash in the first micro-batch it
+would ask again, and `latest` would mean another offset by then. `from` also contains the queues of
+a topic that was deleted and created again. Checkpoints of older versions have no `seen`.
 """
 
 import logging
@@ -47,12 +49,12 @@ from pyspark.sql.types import StructType
 
 from sluicemq.client.admin.messages import COUNT_MAX, TIME_MAX_MS
 from sluicemq.client.core import requests
-from sluicemq.client.core.directory import read_addresses
+from sluicemq.client.core.directory import find_read_addresses
 from sluicemq.client.core.identity import Anchor
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.requests import QUERY_NOT_FOUND, SUCCESS
 from sluicemq.client.sync.admin import Admin
-from sluicemq.client.sync.bulk import READ_GROUP, BulkReader
+from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (
     ConfigurationError,
@@ -63,18 +65,19 @@ from sluicemq.errors import (
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.subscription import SQL92, Subscription
-from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue
+from sluicemq.model.system_names import TOOLS_GROUP, is_group_topic, is_system_topic
+from sluicemq.model.topic import MessageQueue
 from sluicemq.net.tls import Tls
 from sluicemq.record.codec import decode_records
-from sluicemq.spark.filters import Pushed
-from sluicemq.spark.options import Moment, OffsetChoice, Options
+from sluicemq.spark.filters import PushedFilters
+from sluicemq.spark.options import OffsetChoice, Options, StoreTimestamp
 from sluicemq.spark.schema import (
-    SET_FOR_ALL,
+    AUTOMATIC_PROPERTIES,
     BodyFormat,
     Column,
-    body_format,
-    columns_of,
     declared_columns,
+    parse_body_format,
+    resolve_schema,
 )
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
@@ -83,85 +86,94 @@ CHECKPOINT_VERSION: Final = 1
 CHECKPOINT_VERSION_TOPICS: Final = 2
 ADMIN_TIMEOUT_S = 5.0
 PROBE_SELECTOR = "SluiceProbe IS NULL"
-KEYS_MAX: Final = 32
-GAP_MAX: Final = 4_096
-"""Candidates so near to one another are read in one range: a task costs more than the messages."""
-_SYSTEM: Final = frozenset({
-    "TBW102", "SCHEDULE_TOPIC_XXXX", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest",
-    "CHECKPOINT_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC",
-})  # fmt: skip
-_SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
+INDEX_KEYS_MAX: Final = 32
+CANDIDATE_GAP_MAX: Final = 4_096
+"""Candidates at most this many offsets apart are read in one range. The messages between them cost
+less than another task."""
 logger = logging.getLogger(__name__)
 
 Offsets = dict[MessageQueue, int]
 Bounds = dict[MessageQueue, tuple[int, int]]
-"""The first stored offset of each queue, and the next to be written."""
+"""For each queue, its first stored offset and the next offset to be written."""
 
 
 # ---- topics
 
 
 @dataclass(frozen=True, slots=True)
-class Topics:
-    """Names, or (with `pattern`) the names that match. `label` is how messages call them."""
+class TopicSelection:
+    """The topics of a load: a list of names, or a pattern that names must match."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
 
     @property
     def label(self) -> str:
+        """The text by which logs, errors and checkpoints name the topics."""
         return ",".join(self.names) if self.pattern is None else f"pattern {self.pattern}"
 
-    def has(self, topic: str) -> bool:
-        """Whether a topic of this name is read."""
+    def includes(self, topic: str) -> bool:
+        """Return whether a topic of this name is listed or matches the pattern."""
         if self.pattern is None:
             return topic in self.names
         return re.fullmatch(self.pattern, topic) is not None
 
-    def found(self, admin: Admin, *, may_be_none: bool = False) -> Sequence[str]:
-        """The topics there are now; names are taken as they stand. Raises ConfigurationError when
-        nothing matches the pattern, unless that `may_be_none`."""
+    def resolve(self, admin: Admin, *, allow_empty: bool = False) -> Sequence[str]:
+        """Return the listed names, whether these topics exist or not, or those that match.
+
+        Raises ConfigurationError if no existing topic matches the pattern and `allow_empty` is
+        False, and the client's errors.
+        """
         if self.pattern is None:
             return self.names
         info = admin.cluster_info()
-        own = {*info.brokers, *info.clusters}
-        return self.matching(admin.topics(), own, may_be_none=may_be_none)
+        cluster_names = {*info.brokers, *info.clusters}
+        return self.match(admin.topics(), cluster_names, allow_empty=allow_empty)
 
-    def matching(
-        self, topics: Iterable[str], own: Set[str] = frozenset(), *, may_be_none: bool = False
+    def match(
+        self,
+        topics: Iterable[str],
+        cluster_names: Set[str] = frozenset(),
+        *,
+        allow_empty: bool = False,
     ) -> Sequence[str]:
-        """Those of `topics` that the pattern finds; `own` are names that a cluster made. Raises
-        ConfigurationError when there is none, unless that `may_be_none`."""
-        own_ones = (self.pattern or "").startswith("%")  # of groups: retries and dead letters
+        """Return the names of `topics` that match the pattern, without system topics.
+
+        `cluster_names` are the names of brokers and clusters, each of which has a system topic of
+        the same name. Raises ConfigurationError if none matches and `allow_empty` is False.
+        """
+        with_group_topics = (self.pattern or "").startswith("%")
         names = [
-            one for one in topics
-            if one not in _SYSTEM | own and (
-                own_ones if one.startswith((RETRY_PREFIX, DLQ_PREFIX))
-                else not one.startswith(_SYSTEM_PREFIXES) and not one.endswith("_REPLY_TOPIC")
-            )
-        ]  # fmt: skip
-        matching = [name for name in names if self.has(name)]
-        if not matching and not may_be_none:
+            name
+            for name in topics
+            if (with_group_topics or not is_group_topic(name))
+            and not is_system_topic(name, cluster_names)
+        ]
+        matching = [name for name in names if self.includes(name)]
+        if not matching and not allow_empty:
             raise ConfigurationError(
                 f"no topic matches the pattern {self.pattern!r}.",
-                fix=f"There are: {', '.join(names[:20]) or 'none'}.",
+                fix=f"The topics are: {', '.join(names[:20]) or 'none'}.",
             )
         return matching
 
 
-def topics_of(options: Options) -> Topics:
-    """What the options name. Raises ConfigurationError unless exactly one of the three is given."""
-    ways = ("topic", "topics", "topicsPattern")
-    given = [name for name in ways if options[name] is not None]
+def parse_topics(options: Options) -> TopicSelection:
+    """Return the topics that the options select.
+
+    Raises ConfigurationError unless exactly one of `topic`, `topics` and `topicsPattern` is given.
+    """
+    names = ("topic", "topics", "topicsPattern")
+    given = [name for name in names if options[name] is not None]
     if not given:
-        options.required("topic")
+        options.require("topic")
     if len(given) > 1:
         raise ConfigurationError(
-            f"the options {' and '.join(given)} are given together.", fix="Give one of them."
+            f"the options {' and '.join(given)} are given together.", fix="Use one of them."
         )
     if options["topicsPattern"] is not None:
-        return Topics(pattern=options["topicsPattern"])
-    return Topics(names=tuple(options["topics"] or (options["topic"],)))
+        return TopicSelection(pattern=options["topicsPattern"])
+    return TopicSelection(names=tuple(options["topics"] or (options["topic"],)))
 
 
 # ---- ranges
@@ -169,7 +181,7 @@ def topics_of(options: Options) -> Topics:
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """Offsets start <= offset < end of one queue."""
+    """The offsets of one queue from `start`, inclusive, to `end`, exclusive."""
 
     queue: MessageQueue
     start: int
@@ -177,113 +189,149 @@ class QueueRange:
 
     @property
     def size(self) -> int:
+        """The number of offsets in the range."""
         return max(0, self.end - self.start)
 
 
-def place(queue: MessageQueue) -> str:
-    """`broker-a:3`, as messages name a queue."""
+def queue_label(queue: MessageQueue) -> str:
+    """Return broker and queue id as logs and errors name a queue, such as `broker-a:3`."""
     return f"{queue.broker}:{queue.queue_id}"
 
 
 def split_ranges(
     ranges: Sequence[QueueRange], records_max: int, partitions_min: int | None
 ) -> list[QueueRange]:
-    """Cuts ranges into pieces of nearly equal size, none larger than `records_max`.
+    """Cut ranges into pieces of nearly equal size, none larger than `records_max` offsets.
 
-    When that gives fewer than `partitions_min`, larger ranges are cut further, by their share.
-    Empty ranges are dropped.
+    If that gives fewer than `partitions_min` pieces, ranges are cut further, in proportion to their
+    size. Empty ranges are dropped.
     """
-    some = [one for one in ranges if one.size]
-    pieces = [-(-one.size // records_max) for one in some]
-    if partitions_min is not None and sum(pieces) < partitions_min:
-        total = sum(one.size for one in some)
-        pieces = [
+    filled = [one for one in ranges if one.size]
+    piece_counts = [-(-one.size // records_max) for one in filled]
+    if partitions_min is not None and sum(piece_counts) < partitions_min:
+        total = sum(one.size for one in filled)
+        piece_counts = [
             min(one.size, max(count, -(-one.size * partitions_min // total)))
-            for one, count in zip(some, pieces, strict=True)
+            for one, count in zip(filled, piece_counts, strict=True)
         ]
-    found = []
-    for one, count in zip(some, pieces, strict=True):
-        cuts = [one.start + one.size * turn // count for turn in range(count + 1)]
-        found += [QueueRange(one.queue, start, end) for start, end in pairwise(cuts)]
-    return found
+    pieces = []
+    for one, count in zip(filled, piece_counts, strict=True):
+        cuts = [one.start + one.size * number // count for number in range(count + 1)]
+        pieces += [QueueRange(one.queue, start, end) for start, end in pairwise(cuts)]
+    return pieces
 
 
 # ---- bounds
 
 
-class TimeIndex(Protocol):
-    """Who finds the first offset of a queue that was stored at `time_ms` or later."""
+class TimestampIndex(Protocol):
+    """An object that finds offsets by store time: the cluster's Admin, or a store's snapshot."""
 
-    def offset_by_time(self, queue: MessageQueue, time_ms: int) -> int: ...
+    def offset_by_time(self, queue: MessageQueue, time_ms: int) -> int:
+        """Return the offset of the first message stored at `time_ms` or later.
+
+        `time_ms` is in milliseconds since 1970. The result for a time after the last message
+        differs between implementations: it may be the end of the queue, or its last message.
+        """
+        ...
 
 
 def open_admin(options: Options) -> Admin:
-    """Connections for planning. Raises ConfigurationError when no name server is given."""
+    """Return an Admin for the planner. The caller closes it.
+
+    Raises ConfigurationError if no name server is given.
+    """
     return Admin(
-        options.required("nameServers").split(";"),
+        options.require("nameServers").split(";"),
         credentials=options.credentials,
         tls=options.tls or False,
         timeout_s=min(ADMIN_TIMEOUT_S, options["timeoutMs"] / 1000),
     )
 
 
-def queue_bounds(admin: Admin, topics: Sequence[str]) -> Bounds:
-    """Every readable queue of the topics with its first stored offset and the next to be written.
+def fetch_bounds(admin: Admin, topics: Sequence[str]) -> Bounds:
+    """Return the bounds of every readable queue of the topics.
 
     Raises RouteNotFoundError for a topic that does not exist, NameServerUnreachableError, and
-    ConfigurationError when there is no readable queue.
+    ConfigurationError if none of their queues is readable.
     """
     bounds = {queue: admin.offsets(queue) for topic in topics for queue in admin.queues(topic)}
     if not bounds:
         raise ConfigurationError(
-            f"the topic {','.join(topics)!r} has no readable queue.", fix="See sluice topic show."
+            f"the topic {','.join(topics)!r} has no readable queue.", fix="Check sluice topic show."
         )
     return bounds
 
 
-def newest_ranges(bounds: Bounds, count: int) -> dict[MessageQueue, range]:
-    """The offsets of about `count` messages: the newest of every queue that has any."""
+def select_newest_ranges(bounds: Bounds, count: int) -> dict[MessageQueue, range]:
+    """Return the newest offsets of each queue that is not empty: about `count` in all queues."""
     filled = {queue: bound for queue, bound in bounds.items() if bound[0] < bound[1]}
-    each = -(-count // len(filled)) if filled else 0
-    return {queue: range(max(low, high - each), high) for queue, (low, high) in filled.items()}
+    per_queue = -(-count // len(filled)) if filled else 0
+    return {queue: range(max(low, high - per_queue), high) for queue, (low, high) in filled.items()}
 
 
-def newest_properties(options: Options) -> Iterator[Mapping[str, str]]:
-    """Those of the newest messages at the brokers, as many as the option `inferMessages` says."""
+def read_newest_properties(options: Options) -> Iterator[Mapping[str, str]]:
+    """Yield the properties of the newest messages at the brokers.
+
+    The option `inferMessages` says how many messages are read. Raises SluiceError.
+    """
     with open_admin(options) as admin:
-        names = topics_of(options).found(admin)
-        ranges = newest_ranges(queue_bounds(admin, names), options["inferMessages"])
-        addresses = broker_addresses(admin, names)
+        topics = parse_topics(options).resolve(admin)
+        ranges = select_newest_ranges(fetch_bounds(admin, topics), options["inferMessages"])
+        addresses = find_broker_addresses(admin, topics)
     for queue, offsets in ranges.items():
         reader = BulkReader(
-            addresses[queue.broker], queue.topic, queue.queue_id, offsets.start, offsets.stop,
-            broker=queue.broker, group=options["group"] or READ_GROUP,
-            credentials=options.credentials, tls=options.tls or False,
+            addresses[queue.broker],
+            queue.topic,
+            queue.queue_id,
+            offsets.start,
+            offsets.stop,
+            broker=queue.broker,
+            group=options["group"] or TOOLS_GROUP,
+            credentials=options.credentials,
+            tls=options.tls or False,
             timeout_s=options["timeoutMs"] / 1000,
-        )  # fmt: skip
+        )
         with reader:
             for chunk in reader:
                 for message in decode_records(bytes(chunk), broker=queue.broker):
                     yield message.properties
 
 
-def starting_offsets(index: TimeIndex, options: Options, bounds: Bounds, default: str) -> Offsets:
-    """Where to start: startingTimestamp, else startingOffsets, else `default` (a word)."""
-    return _chosen(index, options, bounds, "starting", options["startingOffsets"] or default)
+def resolve_starting_offsets(
+    index: TimestampIndex, options: Options, bounds: Bounds, default: str
+) -> Offsets:
+    """Return the offset at which to start reading each queue.
+
+    It is given by `startingTimestamp`, else by `startingOffsets`, else by `default` (`earliest` or
+    `latest`). Raises the errors of `resolve_offset_table`.
+    """
+    chosen = options["startingOffsets"] or default
+    return _resolve_offsets(index, options, bounds, "starting", chosen)
 
 
-def ending_offsets(index: TimeIndex, options: Options, bounds: Bounds) -> Offsets:
-    """Where to end, exclusive: endingTimestamp, else endingOffsets."""
+def resolve_ending_offsets(index: TimestampIndex, options: Options, bounds: Bounds) -> Offsets:
+    """Return the offset at which to stop reading each queue, exclusive.
+
+    It is given by `endingTimestamp`, else by `endingOffsets`. Raises ConfigurationError for
+    `earliest`, and the errors of `resolve_offset_table`.
+    """
     chosen = options["endingOffsets"]
     if options["endingTimestamp"] is None and chosen == "earliest":
         raise ConfigurationError(
             "the option 'endingOffsets' is 'earliest': nothing would be read.",
             fix="Use latest or JSON by broker and queue.",
         )
-    return _chosen(index, options, bounds, "ending", chosen)
+    return _resolve_offsets(index, options, bounds, "ending", chosen)
 
 
-def _chosen(index: TimeIndex, options: Options, bounds: Bounds, side: str, chosen: Any) -> Offsets:
+def _resolve_offsets(
+    index: TimestampIndex, options: Options, bounds: Bounds, side: str, chosen: Any
+) -> Offsets:
+    """Return the offset of each queue for one `side`, "starting" or "ending".
+
+    `chosen` is the value of the option for offsets: a word or a table.
+    """
     time_ms = options[f"{side}Timestamp"]
     if time_ms is not None:
         return {
@@ -292,85 +340,106 @@ def _chosen(index: TimeIndex, options: Options, bounds: Bounds, side: str, chose
         }
     if isinstance(chosen, str):
         return {queue: bound[chosen == "latest"] for queue, bound in bounds.items()}
-    fails, option = options["failOnDataLoss"], f"{side}Offsets"
-    return chosen_offsets(chosen, bounds, option, index.offset_by_time, fail_on_data_loss=fails)
+    return resolve_offset_table(
+        chosen,
+        bounds,
+        f"{side}Offsets",
+        index.offset_by_time,
+        fail_on_data_loss=options["failOnDataLoss"],
+    )
 
 
-def chosen_offsets(
+def resolve_offset_table(
     table: Mapping[str, Any],
     bounds: Bounds,
     option: str,
-    by_time: Callable[[MessageQueue, int], int] | None = None,
+    offset_by_time: Callable[[MessageQueue, int], int] | None = None,
     *,
     fail_on_data_loss: bool = True,
 ) -> Offsets:
-    """Offsets that a user gave by broker and queue (and topic, of several), words and times
-    resolved; `by_time(queue, time_ms)` finds the first offset stored then or later.
+    """Return the offset of each queue in a table that a user gave, with words and times resolved.
 
-    Raises ConfigurationError when a queue is missing, unknown, or its offset behind its end, and
-    OffsetOutOfRangeError for an offset that retention has passed, unless loss is allowed.
+    `table` is a parsed value of the option named `option`: by broker and queue id, or by topic
+    first. `offset_by_time(queue, time_ms)` returns the first offset stored then or later.
+
+    Raises ConfigurationError if a queue is missing or unknown, or if its offset is greater than its
+    end. Raises OffsetOutOfRangeError for an offset whose message was deleted by retention; if
+    `fail_on_data_loss` is False, log that and use the first stored offset.
     """
-    given = _by_queue(table, bounds, option)
+    choices = _flatten_offset_table(table, bounds, option)
     offsets = {}
     for queue, (lowest, highest) in bounds.items():
-        choice = given[queue]
-        if isinstance(choice, Moment):
-            found = lowest
-            if by_time is not None and lowest < highest:
-                found = min(highest, max(lowest, by_time(queue, choice.time_ms)))
+        choice = choices[queue]
+        if isinstance(choice, StoreTimestamp):
+            offset = lowest
+            if offset_by_time is not None and lowest < highest:
+                offset = min(highest, max(lowest, offset_by_time(queue, choice.time_ms)))
         elif isinstance(choice, str):
-            found = lowest if choice == "earliest" else highest
+            offset = lowest if choice == "earliest" else highest
         else:
-            found = choice
-        asked = (
-            f"the option {option!r} asks for offset {found} of {place(queue)}, which holds"
+            offset = choice
+        problem = (
+            f"the option {option!r} asks for offset {offset} of {queue_label(queue)}, which holds"
             f" {lowest} to {highest}"
         )
-        if found > highest:
-            fix = "Choose one that is there, or earliest or latest."
-            raise ConfigurationError(f"{asked}.", fix=fix)
-        if found < lowest and fail_on_data_loss:
+        if offset > highest:
+            fix = "Choose an existing offset, or earliest or latest."
+            raise ConfigurationError(f"{problem}.", fix=fix)
+        if offset < lowest and fail_on_data_loss:
             raise OffsetOutOfRangeError(
-                f"{asked}: {lowest - found} messages are gone.",
+                f"{problem}: {lowest - offset} messages are gone.",
                 fix="Set failOnDataLoss=false to read what is left, or choose earliest.",
             )
-        if found < lowest:
-            logger.warning("%s: offsets %d to %d of %s are gone and not read", option, found,
-                           lowest, place(queue))  # fmt: skip
-        offsets[queue] = max(found, lowest)
+        if offset < lowest:
+            logger.warning(
+                "%s: offsets %d to %d of %s are gone and not read",
+                option,
+                offset,
+                lowest,
+                queue_label(queue),
+            )
+        offsets[queue] = max(offset, lowest)
     return offsets
 
 
-def _by_queue(
+def _flatten_offset_table(
     table: Mapping[str, Any], bounds: Bounds, option: str
 ) -> dict[MessageQueue, OffsetChoice]:
-    """The table with whole queues as keys: exactly those of `bounds`."""
+    """Return the choice for each queue of `bounds` in a table of `resolve_offset_table`.
+
+    Raises ConfigurationError if the table has other queues, lacks a queue, or has no topics
+    although several topics are read.
+    """
     topics = sorted({queue.topic for queue in bounds})
     inner = [value for one in table.values() for value in one.values()]
-    by_topic = any(isinstance(value, Mapping) for value in inner)
-    if not by_topic and len(topics) != 1:
+    is_by_topic = any(isinstance(value, Mapping) for value in inner)
+    if not is_by_topic and len(topics) != 1:
         raise ConfigurationError(
-            f"the option {option!r} names brokers, and several topics are read.",
+            f"the option {option!r} names brokers, but several topics are read.",
             fix='Write {"topic": {"broker": {"0": 120}}}.',
         )
-    given = dict(from_table(table if by_topic else {topics[0]: table}))
-    several = len({queue.topic for queue in (*given, *bounds)}) > 1
-    for wrong, what, fix in (
-        (sorted(set(given) - set(bounds)), "names", "It is not in the topic's route."),
-        (sorted(set(bounds) - set(given)), "does not name", "Every queue needs an offset."),
+    choices = dict(iterate_table(table if is_by_topic else {topics[0]: table}))
+    has_several_topics = len({queue.topic for queue in (*choices, *bounds)}) > 1
+    for wrong, verb, fix in (
+        (sorted(set(choices) - set(bounds)), "names", "It is not in the topic's route."),
+        (sorted(set(bounds) - set(choices)), "does not name", "Every queue needs an offset."),
     ):
         if wrong:
-            listed = ", ".join(f"{one.topic}:" * several + place(one) for one in wrong[:5])
-            raise ConfigurationError(f"the option {option!r} {what} {listed}.", fix=fix)
-    return given
+            listed = ", ".join(
+                f"{queue.topic}:" * has_several_topics + queue_label(queue) for queue in wrong[:5]
+            )
+            raise ConfigurationError(f"the option {option!r} {verb} {listed}.", fix=fix)
+    return choices
 
 
-def narrowed(index: TimeIndex, start: Offsets, end: Offsets, pushed: Pushed) -> list[QueueRange]:
-    """The ranges start to end without what the pushed predicates rule out.
+def narrow_ranges(
+    index: TimestampIndex, start: Offsets, end: Offsets, pushed: PushedFilters
+) -> list[QueueRange]:
+    """Return the ranges from `start` to `end` without what the pushed predicates exclude.
 
-    Time bounds keep a margin: of equal times a 4.x broker may find any, and beyond the end it
-    answers the last message; so one looks for a millisecond earlier, and later, and one more.
-    Spark compares every row's time itself.
+    Ranges that become empty are left out. Bounds of the store time have a margin; Spark compares
+    the time of each row again. The margin is needed because a RocketMQ 4.x broker may return any of
+    several messages with the same time, and returns the last message for a time after it.
     """
     ranges = []
     allowed = (pushed.topics, pushed.brokers, pushed.queue_ids)
@@ -388,40 +457,50 @@ def narrowed(index: TimeIndex, start: Offsets, end: Offsets, pushed: Pushed) -> 
     return ranges
 
 
-def broker_addresses(admin: Admin, topics: Sequence[str]) -> dict[str, str]:
-    """Broker name -> the address to read from."""
+def find_broker_addresses(admin: Admin, topics: Sequence[str]) -> dict[str, str]:
+    """Return the address to read from for the name of each broker that has one of the topics.
+
+    Raises RouteNotFoundError for a topic that does not exist, and the client's errors.
+    """
     return {
         broker: address
         for route in map(admin.route, topics)
-        for broker, address in read_addresses(route).items()
+        for broker, address in find_read_addresses(route).items()
     }
 
 
 def check_selector(admin: Admin, topics: Sequence[str], group: str, expression: str) -> None:
-    """Asks every broker of the topics whether it compiles and evaluates a selector.
+    """Ask every broker of the topics whether it compiles and evaluates a SQL92 expression.
 
-    Raises RequestError with the broker's own words: 23 does not compile, 1 SQL92 is switched off.
+    Raises RequestError with the broker's remark if one does not. Its code is
+    SUBSCRIPTION_PARSE_FAILED (23) if the expression does not compile, and SYSTEM_ERROR (1) if SQL92
+    is switched off.
     """
     now_ms = SYSTEM_CLOCK.now_ms()
-    addresses = {
-        address: topic for topic in topics for address in broker_addresses(admin, [topic]).values()
+    topic_by_address = {
+        address: topic
+        for topic in topics
+        for address in find_broker_addresses(admin, [topic]).values()
     }
-    for address, topic in addresses.items():
+    for address, topic in topic_by_address.items():
         subscription = Subscription(topic, expression, SQL92, version=now_ms)
         request = requests.check_subscription(f"spark@{os.getpid()}", group, subscription)
-        answer = admin.call(address, request)
-        if answer.code != SUCCESS:
+        response = admin.call(address, request)
+        if response.code != SUCCESS:
             raise RequestError(
-                answer.code,
-                answer.remark or "",
+                response.code,
+                response.remark or "",
                 address=address,
-                fix=f"The selector {expression!r} cannot be evaluated there; a Java broker needs"
-                " enablePropertyFilter=true.",
+                fix=f"The broker cannot evaluate the selector {expression!r}. A RocketMQ broker"
+                " needs enablePropertyFilter=true.",
             )
 
 
-def evaluates_selectors(admin: Admin, topics: Sequence[str], group: str) -> bool:
-    """Whether all brokers of the topics evaluate SQL92: predicates may be pushed to them."""
+def can_evaluate_selectors(admin: Admin, topics: Sequence[str], group: str) -> bool:
+    """Return whether all brokers of the topics evaluate SQL92.
+
+    Return False if a broker or name server does not respond.
+    """
     try:
         check_selector(admin, topics, group, PROBE_SELECTOR)
     except SluiceError:
@@ -432,35 +511,51 @@ def evaluates_selectors(admin: Admin, topics: Sequence[str], group: str) -> bool
 # ---- keys
 
 
-def narrowed_by_keys(
+def narrow_ranges_by_keys(
     admin: Admin, ranges: list[QueueRange], keys: frozenset[str], addresses: dict[str, str]
 ) -> list[QueueRange]:
-    """The ranges without what cannot bear one of `keys` (whole values of the column)."""
+    """Return the ranges without parts whose messages have none of the keys.
+
+    `keys` are whole values of the column `keys`. `addresses` has each broker's address by
+    name. A range of a broker whose key index cannot be used is returned unchanged.
+    """
     words = {value.split(" ")[0] for value in keys}
-    if len(words) > KEYS_MAX or "" in words:
+    if len(words) > INDEX_KEYS_MAX or "" in words:
         return ranges
     found: dict[tuple[str, str], set[tuple[int, int]] | None] = {}
     result: list[QueueRange] = []
     for one in ranges:
         topic, broker, queue_id = one.queue
         if (topic, broker) not in found:
-            found[topic, broker] = _places(admin, topic, addresses[broker], words)
-        places = found[topic, broker]
-        if places is None:
+            found[topic, broker] = _find_key_offsets(admin, topic, addresses[broker], words)
+        candidates = found[topic, broker]
+        if candidates is None:
             result.append(one)
             continue
-        offsets = [at for queue, at in sorted(places) if queue == queue_id]
+        offsets = [offset for queue, offset in sorted(candidates) if queue == queue_id]
         inside = [offset for offset in offsets if one.start <= offset < one.end]
         if inside:
-            gaps = [(left, right) for left, right in pairwise(inside) if right - left > GAP_MAX]
+            gaps = [
+                (left, right)
+                for left, right in pairwise(inside)
+                if right - left > CANDIDATE_GAP_MAX
+            ]
             starts = [inside[0], *(right for _, right in gaps)]
             ends = [*(left + 1 for left, _ in gaps), inside[-1] + 1]
-            result += [QueueRange(one.queue, *of) for of in zip(starts, ends, strict=True)]
+            result += [
+                QueueRange(one.queue, start, end) for start, end in zip(starts, ends, strict=True)
+            ]
     return result
 
 
-def _places(admin: Admin, topic: str, address: str, words: set[str]) -> set[tuple[int, int]] | None:
-    """(queue id, offset) of every message with one of the keys; None when that is not certain."""
+def _find_key_offsets(
+    admin: Admin, topic: str, address: str, words: set[str]
+) -> set[tuple[int, int]] | None:
+    """Return (queue id, offset) of every message that has one of the keys `words`.
+
+    Return None if the broker at `address` cannot answer that with certainty: it is not a SluiceMQ
+    broker, does not respond, or a key has too many messages for one response.
+    """
     found: set[tuple[int, int]] = set()
     try:
         if "sluiceVersion" not in admin.runtime(address):
@@ -472,15 +567,15 @@ def _places(admin: Admin, topic: str, address: str, words: set[str]) -> set[tupl
             command = requests.messages_by_key(
                 topic, word, 0, TIME_MAX_MS, COUNT_MAX, is_unique=False
             )
-            answer = admin.call(address, command)
-            is_of_index = "indexLastUpdateTimestamp" in (answer.fields or {})
-            if answer.code not in (SUCCESS, QUERY_NOT_FOUND) or not is_of_index:
+            response = admin.call(address, command)
+            is_from_index = "indexLastUpdateTimestamp" in (response.fields or {})
+            if response.code not in (SUCCESS, QUERY_NOT_FOUND) or not is_from_index:
                 return None
-            messages = decode_records(answer.body)
-            places = {(message.queue_id, message.queue_offset) for message in messages}
-            if len(places) >= count_max:
+            messages = decode_records(response.body)
+            offsets = {(message.queue_id, message.queue_offset) for message in messages}
+            if len(offsets) >= count_max:
                 return None
-            found |= places
+            found |= offsets
     except SluiceError:
         return None
     return found
@@ -491,14 +586,18 @@ def _places(admin: Admin, topic: str, address: str, words: set[str]) -> set[tupl
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """How to read, the same for every range. `tags` are compared again by the reader; the topic
-    of `subscription` is replaced by each range's own."""
+    """How executors read; it is the same for every range.
+
+    The topic of `subscription` is replaced by the topic of each range. `exact_tags` are the tags
+    that the reader compares again, or None. `body_format` is None if bodies stay bytes, `bad_body`
+    is the option `badBody`, and `hidden_properties` are left out of the column `properties`.
+    """
 
     columns: tuple[Column, ...]
     subscription: Subscription | None
-    tags: frozenset[str] | None = None
-    group: str = READ_GROUP
-    body: BodyFormat | None = None
+    exact_tags: frozenset[str] | None = None
+    group: str = TOOLS_GROUP
+    body_format: BodyFormat | None = None
     bad_body: str = "null"
     body_bytes_max: int = BODY_BYTES_MAX
     credentials: Credentials | None = None
@@ -507,14 +606,15 @@ class ReadPlan:
     timeout_s: float = 30.0
     fail_on_data_loss: bool = True
     fail_on_bad_property: bool = False
-    hidden: frozenset[str] = SET_FOR_ALL
+    hidden_properties: frozenset[str] = AUTOMATIC_PROPERTIES
 
 
 class RangePartition(InputPartition):  # type: ignore[misc]
-    """Offsets start <= offset < end of one queue, and its broker's address. None: read nothing.
+    """A Spark partition: the offsets from `start` to `end`, exclusive, of one queue.
 
-    `anchor` is a message by which a task knows the queue again (`identity`). `begins`: the first
-    partition of its queue in a batch.
+    `address` is that of the queue's broker. `queue` is None for the partition of a load without
+    messages. `anchor` is a message by which a task recognises the queue (see `identity`).
+    `is_first_of_queue` marks the first partition of its queue in a batch.
     """
 
     def __init__(self, queue: MessageQueue | None, start: int, end: int, address: str) -> None:
@@ -525,31 +625,37 @@ class RangePartition(InputPartition):  # type: ignore[misc]
         self.address = address
         self.anchor: Anchor | None = None
         self.is_batch = False
-        self.begins = False
+        self.is_first_of_queue = False
 
 
-def decoding_plan(options: Options, schema: StructType) -> ReadPlan:
-    """The part of a plan that does not depend on where records come from; no subscription yet.
-    Raises ConfigurationError, FilterSyntaxError for tags."""
+def make_decoding_plan(options: Options, schema: StructType) -> ReadPlan:
+    """Return the part of a plan that does not depend on where records come from.
+
+    It has no subscription yet. Raises ConfigurationError, and FilterSyntaxError for wrong tags.
+    """
     if options["filter.tags"] is not None:
-        subscribe(topics_of(options).label, options["filter.tags"])
+        subscribe(parse_topics(options).label, options["filter.tags"])
+    shows_own_only = options["properties"] == "own"
     return ReadPlan(
-        columns=columns_of(schema, declared_columns(options)),
-        body=body_format(options),
+        columns=resolve_schema(schema, declared_columns(options)),
+        body_format=parse_body_format(options),
         bad_body=options["badBody"],
         body_bytes_max=options["bodyBytesMax"],
         subscription=None,
         fail_on_data_loss=options["failOnDataLoss"],
         fail_on_bad_property=options["badProperties"] == "fail",
-        hidden=SET_FOR_ALL if options["properties"] == "own" else frozenset(),
+        hidden_properties=AUTOMATIC_PROPERTIES if shows_own_only else frozenset(),
     )
 
 
-def read_plan(options: Options, schema: StructType) -> ReadPlan:
-    """How executors read from brokers; without a subscription yet. Raises ConfigurationError."""
+def make_read_plan(options: Options, schema: StructType) -> ReadPlan:
+    """Return the plan for reading from brokers, without a subscription yet.
+
+    Raises ConfigurationError, and FilterSyntaxError for wrong tags.
+    """
     return replace(
-        decoding_plan(options, schema),
-        group=options["group"] or READ_GROUP,
+        make_decoding_plan(options, schema),
+        group=options["group"] or TOOLS_GROUP,
         credentials=options.credentials,
         tls=options.tls,
         batch_bytes=options["batchBytes"],
@@ -557,18 +663,23 @@ def read_plan(options: Options, schema: StructType) -> ReadPlan:
     )
 
 
-def partitions_of(
+def make_partitions(
     options: Options, ranges: list[QueueRange], addresses: Mapping[str, str]
 ) -> list[InputPartition]:
-    """Spark's partitions of queue ranges: large ones split, at least one."""
+    """Return at least one Spark partition for queue ranges; large ranges are split.
+
+    `addresses` has each broker's address by name.
+    """
     pieces = split_ranges(ranges, options["maxRecordsPerPartition"], options["minPartitions"])
-    return [
-        RangePartition(one.queue, one.start, one.end, addresses[one.queue.broker]) for one in pieces
-    ] or nothing()
+    partitions = [
+        RangePartition(piece.queue, piece.start, piece.end, addresses[piece.queue.broker])
+        for piece in pieces
+    ]
+    return partitions or make_empty_partitions()
 
 
-def nothing() -> list[InputPartition]:
-    """One partition without rows: Spark would make one of its own out of none."""
+def make_empty_partitions() -> list[InputPartition]:
+    """Return one partition without messages. For an empty list, Spark would create a partition."""
     return [RangePartition(None, 0, 0, "")]
 
 
@@ -578,71 +689,87 @@ def nothing() -> list[InputPartition]:
 Anchors = dict[MessageQueue, Anchor]
 
 
-def to_checkpoint(
+def make_checkpoint(
     label: str,
     expression: str,
     offsets: Mapping[MessageQueue, int],
     *,
-    several: bool = False,
+    has_several_topics: bool = False,
     anchors: Anchors | None = None,
 ) -> dict[str, Any]:
-    """Offsets as the JSON of the module's docstring; `several`: by topic."""
-    found = {
-        "version": CHECKPOINT_VERSION_TOPICS if several else CHECKPOINT_VERSION,
-        "topic": label, "filter": expression, "queues": to_table(offsets, several=several),
-    }  # fmt: skip
+    """Return a checkpoint in the format of the module's docstring.
+
+    `label` names the topics, and `expression` is the filter with its kind.
+    """
+    checkpoint = {
+        "version": CHECKPOINT_VERSION_TOPICS if has_several_topics else CHECKPOINT_VERSION,
+        "topic": label,
+        "filter": expression,
+        "queues": offsets_to_table(offsets, by_topic=has_several_topics),
+    }
     seen = {queue: list(anchor[:2]) for queue, anchor in (anchors or {}).items()}
-    return found | ({"seen": to_table(seen, several=several)} if seen else {})
+    if seen:
+        checkpoint["seen"] = offsets_to_table(seen, by_topic=has_several_topics)
+    return checkpoint
 
 
-def to_table(offsets: Mapping[MessageQueue, Any], *, several: bool) -> dict[str, Any]:
-    """{"broker": {"queue id": offset}}, by topic first for several."""
+def offsets_to_table(offsets: Mapping[MessageQueue, Any], *, by_topic: bool) -> dict[str, Any]:
+    """Return {"broker": {"queue id": value}}; by topic first if `by_topic`."""
     topics: dict[str, dict[str, dict[str, Any]]] = {}
     for queue, offset in sorted(offsets.items()):
         brokers = topics.setdefault(queue.topic, {})
         brokers.setdefault(queue.broker, {})[str(queue.queue_id)] = offset
-    return topics if several else next(iter(topics.values()), {})
+    return topics if by_topic else next(iter(topics.values()), {})
 
 
-def from_table(table: Mapping[str, Any]) -> Iterator[tuple[MessageQueue, Any]]:
-    """The inverse of `to_table(…, several=True)`."""
+def iterate_table(table: Mapping[str, Any]) -> Iterator[tuple[MessageQueue, Any]]:
+    """Yield (queue, value) for a table by topic, broker and queue id."""
     for topic, brokers in table.items():
         for broker, queues in brokers.items():
             for queue_id, value in queues.items():
                 yield MessageQueue(topic, broker, int(queue_id)), value
 
 
-def from_checkpoint(found: Mapping[str, Any], topic: str | None, part: str = "queues") -> Offsets:
-    """The inverse. Raises ConfigurationError for another topic, or what is no such JSON.
+def parse_checkpoint(
+    checkpoint: Mapping[str, Any], topic: str | None, part: str = "queues"
+) -> Offsets:
+    """Return the offsets in one part of a checkpoint, "queues" or "from".
 
-    `topic` is None when several are read: the caller knows which may be there.
+    `topic` is the only topic of the stream. It is None for several topics; then the caller checks
+    the topics of the result. Raises ConfigurationError for a checkpoint of another topic, and for
+    JSON that is not a checkpoint of this source.
     """
-    version = found.get("version")
+    version = checkpoint.get("version")
     is_known = version in (CHECKPOINT_VERSION, CHECKPOINT_VERSION_TOPICS)
-    if not is_known or not isinstance(found.get("queues"), dict):
+    if not is_known or not isinstance(checkpoint.get("queues"), dict):
         raise ConfigurationError(
-            f"the checkpoint holds an offset of version {version!r}, not {CHECKPOINT_VERSION}.",
-            fix="It is another source's or a newer SluiceMQ's: use another checkpointLocation.",
+            f"the checkpoint contains an offset of version {version!r}, not {CHECKPOINT_VERSION}.",
+            fix="Use another checkpointLocation; this one was written by another source or by a"
+            " newer SluiceMQ.",
         )
-    if topic is not None and (version != CHECKPOINT_VERSION or found.get("topic") != topic):
-        raise other_topic(str(found.get("topic")), topic)
-    return {queue: int(offset) for queue, offset in _part(found, part)}
+    if topic is not None and (version != CHECKPOINT_VERSION or checkpoint.get("topic") != topic):
+        raise wrong_topic_error(str(checkpoint.get("topic")), topic)
+    return {queue: int(offset) for queue, offset in _iterate_part(checkpoint, part)}
 
 
-def anchors_of(found: Mapping[str, Any]) -> Anchors:
-    """The anchors of a checkpoint that `from_checkpoint` takes; none of an older version's."""
-    return {queue: Anchor(offset, time_ms) for queue, (offset, time_ms) in _part(found, "seen")}
+def parse_anchors(checkpoint: Mapping[str, Any]) -> Anchors:
+    """Return the anchors of a valid checkpoint. A checkpoint of an older version has none."""
+    return {
+        queue: Anchor(offset, time_ms)
+        for queue, (offset, time_ms) in _iterate_part(checkpoint, "seen")
+    }
 
 
-def _part(found: Mapping[str, Any], part: str) -> Iterator[tuple[MessageQueue, Any]]:
-    table = found.get(part, {})
-    is_single = found.get("version") == CHECKPOINT_VERSION
-    return from_table({str(found.get("topic")): table} if is_single else table)
+def _iterate_part(checkpoint: Mapping[str, Any], part: str) -> Iterator[tuple[MessageQueue, Any]]:
+    """Yield (queue, value) for one part of a checkpoint; nothing if the part is missing."""
+    table = checkpoint.get(part, {})
+    is_single = checkpoint.get("version") == CHECKPOINT_VERSION
+    return iterate_table({str(checkpoint.get("topic")): table} if is_single else table)
 
 
-def other_topic(found: str, label: str) -> ConfigurationError:
-    """The error for a checkpoint of a topic that the stream does not read."""
+def wrong_topic_error(topic: str, label: str) -> ConfigurationError:
+    """Return the error for a checkpoint of `topic`, which the stream for `label` does not read."""
     return ConfigurationError(
-        f"the checkpoint is of the topic {found!r}, the stream reads {label!r}.",
+        f"the checkpoint is of the topic {topic!r}, but the stream reads {label!r}.",
         fix="Use another checkpointLocation for another topic.",
     )

@@ -1,30 +1,27 @@
 """The streaming source: offsets, admission control, recovery.
 
-Spark keeps one process with one reader for a running query and asks it, each trigger:
+Spark keeps one process with one reader for a running query, and calls it at each trigger:
 
-    latestOffset(start, limit)   where the micro-batch ends: all there is, or `limit` rows of it
-    partitions(start, end)       its ranges; asked again after a restart, from the checkpoint
-    commit(end)                  everything before `end` is done: committed to the consumer group
+    latestOffset(start, limit)   where the micro-batch ends: at everything there is, or after
+                                 `limit` offsets of it
+    partitions(start, end)       the ranges of the micro-batch; called again after a restart, with
+                                 offsets from the checkpoint
+    commit(end)                  everything before `end` is processed: the offsets are committed to
+                                 the consumer group
 
-The offsets are exact positions in queues, so a micro-batch that is planned again after a failure
-reads the same messages. What can go wrong is detected: retention that deleted messages before they
+Offsets are exact positions in queues, so a micro-batch that is planned again after a failure reads
+the same messages. The reader detects what can go wrong: retention that deleted messages before they
 were read, a topic that was deleted and created again, queues and topics that disappeared
-(`identity`), a checkpoint of another topic or another filter. Two queries on one checkpoint are
-Spark's to notice: the second to write the offsets of a micro-batch fails, or in one session stops
-the first. A queue that appears while running is read from its first message; a broker that is away
-keeps its queues' offsets until it is back.
+(`identity`), a checkpoint of another topic or another filter. If two queries use one checkpoint,
+Spark notices that: the second one to write the offsets of a micro-batch fails, or in one session
+stops the first. A queue that appears while the stream runs is read from its first message. A broker
+that does not respond keeps the offsets of its queues until it is back.
 
 Filters do not change offsets: messages that the broker leaves out count as read. Admission control
-counts offsets, so with a filter a micro-batch may hold fewer rows.
+counts offsets, so with a filter a micro-batch may contain fewer rows.
 
-**Bytes** (the option `maxBytesPerTrigger`). No request of RocketMQ tells the bytes of a range, so
-the mean stored size is taken from samples of up to 32 messages: where the micro-batch would begin,
-then in the middle and at the end of what that first guess allows, and again while the guess still
-shrinks. Sizes that change slowly are met within some per cent; a queue whose messages alternate
-between small and large by thousands is not. Each queue moves by one message at least.
-
-An offset that equals the last one is given back as it came: Spark compares texts, and would make
-empty micro-batches without end of two texts for one place.
+An end offset that equals the last one is returned as Spark passed it. Spark compares offsets as
+text, and would run empty micro-batches without end for two texts of the same offset.
 """
 
 import logging
@@ -38,7 +35,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.requests import PullAnswer, PullStatus, pull_answer
+from sluicemq.client.core.requests import PullResponse, PullStatus, parse_pull_response
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import (
     ConfigurationError,
@@ -49,13 +46,18 @@ from sluicemq.errors import (
 from sluicemq.filter.subscriptions import tree_of
 from sluicemq.model.subscription import ALL, SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
-from sluicemq.spark.errors import plain_errors, ride_out
-from sluicemq.spark.filters import Pushed, subscription_of, tried_at_brokers, warn_of_filter
+from sluicemq.spark.errors import errors_without_traceback, retry_during_outage
+from sluicemq.spark.filters import (
+    PushedFilters,
+    build_subscription,
+    log_filter_findings,
+    try_at_brokers,
+)
 from sluicemq.spark.options import STREAM, Options, parse_options
 from sluicemq.spark.sources.identity import (
     TopicIdentity,
-    bounds_of,
-    gone_queues,
+    fetch_existing_bounds,
+    find_gone_queues,
     set_anchors,
 )
 from sluicemq.spark.sources.offsets import (
@@ -64,20 +66,20 @@ from sluicemq.spark.sources.offsets import (
     Offsets,
     QueueRange,
     RangePartition,
-    anchors_of,
-    broker_addresses,
     check_selector,
-    from_checkpoint,
+    fetch_bounds,
+    find_broker_addresses,
+    make_checkpoint,
+    make_partitions,
+    make_read_plan,
+    offsets_to_table,
     open_admin,
-    other_topic,
-    partitions_of,
-    place,
-    queue_bounds,
-    read_plan,
-    starting_offsets,
-    to_checkpoint,
-    to_table,
-    topics_of,
+    parse_anchors,
+    parse_checkpoint,
+    parse_topics,
+    queue_label,
+    resolve_starting_offsets,
+    wrong_topic_error,
 )
 from sluicemq.wire.bodies import CONSUME_ACTIVELY, ConsumerData, Heartbeat
 
@@ -95,38 +97,27 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 SAMPLE_MESSAGES: Final = 32
 SAMPLE_BYTES: Final = 256 * 1024
-ROUNDS_MAX: Final = 4
+SAMPLE_ROUNDS_MAX: Final = 4
 
 
-def _pulled(
-    admin: Admin, group: str, queue: MessageQueue, offset: int, count_max: int, bytes_max: int
-) -> PullAnswer | None:
-    """Messages from `offset` on; None when there are none."""
-    command = requests.pull(
-        group, queue, offset, count_max=count_max, bytes_max=bytes_max,
-        subscription=Subscription(queue.topic, ALL),
-    )  # fmt: skip
-    address = admin.address(queue)
-    answer = pull_answer(admin.call(address, command), address)
-    return answer if answer.status is PullStatus.FOUND else None
+# ---- admission control
 
 
-# ---- admission
+def admit_offsets(
+    start: Mapping[MessageQueue, int], latest: Offsets, count_max: int | None
+) -> Offsets:
+    """Return the end of the next micro-batch: `latest`, or what `count_max` offsets allow of it.
 
-
-def admit(start: Mapping[MessageQueue, int], latest: Offsets, rows_max: int | None) -> Offsets:
-    """The end of the next micro-batch: `latest`, or as much of it as `rows_max` allows.
-
-    The limit is shared by lag (largest remainders), so every queue with a lag moves over time and
-    the sum never exceeds it. A queue never goes back.
+    The limit is shared in proportion to the lag of each queue (largest remainders). So every queue
+    with a lag advances over time, and the sum never exceeds the limit. A queue never goes back.
     """
     shares = {queue: max(0, end - start.get(queue, 0)) for queue, end in latest.items()}
     total = sum(shares.values())
-    if rows_max is not None and total > rows_max:
+    if count_max is not None and total > count_max:
         lags = shares
-        shares = {queue: rows_max * lag // total for queue, lag in lags.items()}
-        left = rows_max - sum(shares.values())
-        by_remainder = sorted(lags, key=lambda queue: (-(rows_max * lags[queue] % total), queue))
+        shares = {queue: count_max * lag // total for queue, lag in lags.items()}
+        left = count_max - sum(shares.values())
+        by_remainder = sorted(lags, key=lambda queue: (-(count_max * lags[queue] % total), queue))
         for queue in by_remainder[:left]:
             shares[queue] += 1
     return {queue: start.get(queue, 0) + share for queue, share in shares.items()}
@@ -135,51 +126,81 @@ def admit(start: Mapping[MessageQueue, int], latest: Offsets, rows_max: int | No
 def admit_bytes(
     admin: Admin, group: str, start: Mapping[MessageQueue, int], latest: Offsets, bytes_max: int
 ) -> Offsets:
-    """The end of the next micro-batch, like `offsets.admit`, with at most `bytes_max` stored
-    bytes by sample, in equal shares of the queues that lag."""
+    """Return the end of the next micro-batch with about `bytes_max` stored bytes.
 
-    def count_of(mean: float) -> int:
-        return max(1, int(allowed / mean)) if mean else 1
+    The queues with a lag share the limit equally, and each advances by at least one message.
+
+    No request of RocketMQ returns the bytes of a range, so the mean stored size of a message is
+    estimated from samples: at the start of the micro-batch, then in the middle and at the end of
+    what the estimate allows, and again while that shrinks the micro-batch by more than a fifth. If
+    sizes change slowly, the result is accurate to some per cent. It is not if a queue alternates
+    between thousands of small and thousands of large messages. Raises SluiceError.
+    """
+
+    def allowed_count(mean_bytes: float) -> int:
+        return max(1, int(bytes_per_queue / mean_bytes)) if mean_bytes else 1
 
     ends = dict(latest)
     lags = {queue: end - start.get(queue, 0) for queue, end in latest.items()}
     lagging = [queue for queue, lag in lags.items() if lag > 0]
-    allowed = max(1, bytes_max // max(1, len(lagging)))
+    bytes_per_queue = max(1, bytes_max // max(1, len(lagging)))
     for queue in lagging:
-        begin = start.get(queue, 0)
-        first = mean_bytes(admin, group, queue, begin)
-        count = min(lags[queue], count_of(first))
-        for _ in range(ROUNDS_MAX):
-            places = {begin + count // 2, begin + count - 1} - {begin}
-            sizes = [first, *(mean_bytes(admin, group, queue, place) for place in places)]
-            known = [size for size in sizes if size]
-            guess, count = count, min(count, count_of(sum(known) / max(1, len(known))))
-            if count * 5 >= guess * 4:
+        first = start.get(queue, 0)
+        first_mean = sample_mean_bytes(admin, group, queue, first)
+        count = min(lags[queue], allowed_count(first_mean))
+        for _ in range(SAMPLE_ROUNDS_MAX):
+            offsets = {first + count // 2, first + count - 1} - {first}
+            further = [sample_mean_bytes(admin, group, queue, offset) for offset in offsets]
+            means = [mean for mean in (first_mean, *further) if mean]
+            previous = count
+            count = min(count, allowed_count(sum(means) / max(1, len(means))))
+            if count * 5 >= previous * 4:
                 break
-        ends[queue] = begin + count
+        ends[queue] = first + count
     return ends
 
 
-def mean_bytes(admin: Admin, group: str, queue: MessageQueue, offset: int) -> float:
-    """The mean stored size of the messages from `offset` on; 0.0 when there is none."""
-    answer = _pulled(admin, group, queue, offset, SAMPLE_MESSAGES, SAMPLE_BYTES)
+def sample_mean_bytes(admin: Admin, group: str, queue: MessageQueue, offset: int) -> float:
+    """Return the mean stored size of up to 32 messages from `offset` on; 0.0 if there is none.
+
+    Raises SluiceError.
+    """
+    answer = _pull(admin, group, queue, offset, SAMPLE_MESSAGES, SAMPLE_BYTES)
     if answer is None:
         return 0.0
     return len(answer.data) / max(1, answer.next_offset - offset)
 
 
-def announce_group(admin: Admin, group: str, topics: Sequence[str]) -> None:
-    """Makes a group that never had a consumer one that mqadmin finds.
+def _pull(
+    admin: Admin, group: str, queue: MessageQueue, offset: int, count_max: int, bytes_max: int
+) -> PullResponse | None:
+    """Pull messages from `offset` on; return None if there are none."""
+    command = requests.pull(
+        group,
+        queue,
+        offset,
+        count_max=count_max,
+        bytes_max=bytes_max,
+        subscription=Subscription(queue.topic, ALL),
+    )
+    address = admin.address(queue)
+    answer = parse_pull_response(admin.call(address, command), address)
+    return answer if answer.status is PullStatus.FOUND else None
 
-    mqadmin looks for a group's brokers by its retry topic, which a broker makes at the first
-    heartbeat. So there is one, of a client that leaves at once: a member that stays would be given
-    queues by consumers of the group. Nothing happens where the retry topic exists.
+
+def register_group(admin: Admin, group: str, topics: Sequence[str]) -> None:
+    """Make a consumer group visible to mqadmin, if it never had a consumer.
+
+    mqadmin finds the brokers of a group by its retry topic, which a broker creates at the first
+    heartbeat. So each broker of `topics` gets one heartbeat, from a client that leaves at once: if
+    it stayed, the group's consumers would assign queues to it. Nothing happens if the retry topic
+    exists. Raises SluiceError.
     """
     if admin.find_route(RETRY_PREFIX + group) is not None:
         return
     client_id = f"spark@{os.getpid()}"
     consumer = ConsumerData(group, CONSUME_ACTIVELY)
-    for address in broker_addresses(admin, topics).values():
+    for address in find_broker_addresses(admin, topics).values():
         admin.call(address, requests.heartbeat(Heartbeat(client_id, consumers=(consumer,))))
         admin.call(address, requests.unregister(client_id, consumer=group))
 
@@ -187,128 +208,163 @@ def announce_group(admin: Admin, group: str, topics: Sequence[str]) -> None:
 # ---- the readers
 
 
-def stream_reader(given: Mapping[str, str], schema: StructType) -> Any:
-    """The reader for the Spark that runs. Never raises: see `FailedStream`."""
+def create_stream_reader(given: Mapping[str, str], schema: StructType) -> Any:
+    """Return the stream reader for the Spark version that runs.
+
+    `given` are the user's options. Never raises a SluiceError: see `FailedStreamReader`.
+    """
     try:
         options = parse_options(given, STREAM)
         if SupportsTriggerAvailableNow is not None:
-            return AdmittingStream(options, schema)
+            return AdmissionControlStreamReader(options, schema)
         for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger"):
             if options[name] is not None:
                 raise ConfigurationError(
                     f"the option {name!r} needs Spark 4.2 or later.",
-                    fix="Leave it out, or upgrade pyspark.",
+                    fix="Remove it, or upgrade pyspark.",
                 )
-        return PlainStream(options, schema)
+        return PlainStreamReader(options, schema)
     except SluiceError as error:
-        return FailedStream(error)
+        return FailedStreamReader(error)
 
 
-class FailedStream(DataSourceStreamReader):  # type: ignore[misc]
-    """Stands for a reader that could not be made, and says why when it is first asked.
+class FailedStreamReader(DataSourceStreamReader):  # type: ignore[misc]
+    """Takes the place of a reader whose creation failed, and raises the error when Spark uses it.
 
-    pyspark 4.2 stops a reader whose making failed without having one, and reports that
-    (python_streaming_source_runner, `finally: reader.stop()`) instead of the reason.
+    If the creation of a reader raises an error, pyspark 4.2 tries to stop the reader that does not
+    exist, and reports that failure (python_streaming_source_runner, `finally: reader.stop()`)
+    instead of the reason.
     """
 
     def __init__(self, error: SluiceError) -> None:
         self.error = error
 
     def initialOffset(self, *_: Any) -> Any:  # noqa: N802 - Spark's name
-        with plain_errors():
+        """Raise the error."""
+        with errors_without_traceback():
             raise self.error
 
-    latestOffset = partitions = read = initialOffset  # noqa: N815
+    latestOffset = partitions = read = initialOffset  # noqa: N815 - Spark's names
 
 
-class _Step(NamedTuple):
-    """A micro-batch: where its queues begin and end, the anchors then, and which were made anew."""
+class _MicroBatch(NamedTuple):
+    """The plan of a micro-batch.
 
-    begins: Offsets
+    `starts` and `ends` are the offsets of its queues, and `anchors` are those at its end.
+    `restarted` are the queues that begin at another offset than the checkpoint says.
+    """
+
+    starts: Offsets
     ends: Offsets
     anchors: Anchors
-    anew: Collection[MessageQueue]
+    restarted: Collection[MessageQueue]
 
 
 class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
-    """What both versions share. `_ask` holds the connections of the driver's process."""
+    """The common part of the readers for both Spark versions.
+
+    The reader in the driver's process keeps an Admin with its connections. `available_now_end` is
+    where a query with Trigger.AvailableNow ends, else None.
+    """
 
     def __init__(self, options: Options, schema: StructType) -> None:
+        """Settle everything that does not need the brokers.
+
+        Raises ConfigurationError, and FilterSyntaxError for a wrong filter.
+        """
         self.options = options
-        self.topics = topics_of(options)
-        self.several = self.topics.pattern is not None or len(self.topics.names) > 1
-        options.required("nameServers")
-        self.target: Offsets | None = None
+        self.topics = parse_topics(options)
+        self.has_several_topics = self.topics.pattern is not None or len(self.topics.names) > 1
+        options.require("nameServers")
+        self.available_now_end: Offsets | None = None
         self._admin: Admin | None = None
-        self._selector_checked = False
-        self._filter_change_logged = False
-        self._announced = False
-        self._seen: Offsets = {}
-        self._anchors: Anchors = {}
+        self._is_filter_checked = False
+        self._is_filter_change_logged = False
+        self._is_group_registered = False
+        self._known_offsets: Offsets = {}
+        self._known_anchors: Anchors = {}
         self._planned_end: dict[str, Any] | None = None
         label = self.topics.label
-        found = subscription_of(label, options["filter.tags"], options["filter.sql"], Pushed())
-        self.nothing_matches = found is None
-        subscription, tags = found or (Subscription(label), None)
-        self.plan = replace(read_plan(options, schema), subscription=subscription, tags=tags)
+        subscription_and_tags = build_subscription(
+            label, options["filter.tags"], options["filter.sql"], PushedFilters()
+        )
+        self.matches_nothing = subscription_and_tags is None
+        subscription, tags = subscription_and_tags or (Subscription(label), None)
+        self.plan = replace(
+            make_read_plan(options, schema), subscription=subscription, exact_tags=tags
+        )
         self.expression = f"{subscription.kind} {subscription.expression}"
-        self.identity = TopicIdentity(self.plan.group, fails=options["failOnDataLoss"])
+        self.identity = TopicIdentity(self.plan.group, fail_on_data_loss=options["failOnDataLoss"])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_admin": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        def initial(admin: Admin) -> tuple[Bounds, Offsets]:
-            bounds = queue_bounds(admin, self.topics.found(admin))
-            return bounds, starting_offsets(admin, self.options, bounds, "latest")
+        """Return the checkpoint at which a new stream starts."""
 
-        with plain_errors():
-            bounds, offsets = self._ask(initial, is_first=True)
-            stored = {queue: (lowest, offsets[queue]) for queue, (lowest, _) in bounds.items()}
-            anchors = self._ask(self.identity.renew_anchors, {}, stored)
-            return self._checkpoint(offsets, anchors) | {"initial": True}
+        def find_start(admin: Admin) -> tuple[Bounds, Offsets]:
+            bounds = fetch_bounds(admin, self.topics.resolve(admin))
+            return bounds, resolve_starting_offsets(admin, self.options, bounds, "latest")
+
+        with errors_without_traceback():
+            bounds, offsets = self._call_admin(find_start, is_first=True)
+            moved = {queue: (lowest, offsets[queue]) for queue, (lowest, _) in bounds.items()}
+            anchors = self._call_admin(self.identity.renew_anchors, {}, moved)
+            return self._make_checkpoint(offsets, anchors) | {"initial": True}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        def planned(admin: Admin) -> list[InputPartition]:
-            bounds, _ = bounds_of(admin, sorted({queue.topic for queue in moved}))
-            gone = gone_queues(admin, moved, bounds)
+        """Return the partitions of the micro-batch between two checkpoints.
+
+        Raises OffsetOutOfRangeError if messages are gone and loss is an error.
+        """
+
+        def plan_partitions(admin: Admin) -> list[InputPartition]:
+            bounds, _ = fetch_existing_bounds(admin, sorted({queue.topic for queue in moved}))
+            gone = find_gone_queues(admin, moved, bounds)
             self.identity.check_gone(gone)
-            there = {queue: stop for queue, stop in moved.items() if queue not in gone}
-            addresses = broker_addresses(admin, sorted({queue.topic for queue in there}))
+            present = {queue: stop for queue, stop in moved.items() if queue not in gone}
+            addresses = find_broker_addresses(admin, sorted({queue.topic for queue in present}))
             ranges = []
-            for queue, stop in sorted(there.items()):
+            for queue, stop in sorted(present.items()):
                 if queue.broker not in addresses:
                     raise RouteNotFoundError(
-                        f"the broker of {place(queue)} is not in the route of {queue.topic!r}.",
+                        f"the broker of {queue_label(queue)} is not in the route of"
+                        f" {queue.topic!r}.",
                         fix="Start it again; the stream continues where it was.",
                     )
-                bound = admin.offsets(queue)
-                one = QueueRange(queue, begins.get(queue, bound[0]), stop)
-                known = [of.get(queue) for of in anchors]
-                ranges.append(self.identity.remaining_range(admin, one, bound, known))
-            parts = partitions_of(self.options, ranges, addresses)
-            return list(set_anchors(parts, anchors_of(end), is_batch=False))
+                queue_bounds = admin.offsets(queue)
+                planned = QueueRange(queue, starts.get(queue, queue_bounds[0]), stop)
+                known_anchors = [by_queue.get(queue) for by_queue in anchors]
+                ranges.append(self.identity.clip_range(admin, planned, queue_bounds, known_anchors))
+            partitions = make_partitions(self.options, ranges, addresses)
+            return list(set_anchors(partitions, parse_anchors(end), is_batch=False))
 
-        with plain_errors():
-            begins, ends = self._offsets(start), self._offsets(end)
-            new = self._offsets(end, "from")
-            begins |= new
-            moved = {queue: stop for queue, stop in ends.items() if stop > begins.get(queue, -1)}
-            if not moved or self.nothing_matches:
+        with errors_without_traceback():
+            starts, ends = self._parse_offsets(start), self._parse_offsets(end)
+            new = self._parse_offsets(end, "from")
+            starts |= new
+            moved = {queue: stop for queue, stop in ends.items() if stop > starts.get(queue, -1)}
+            if not moved or self.matches_nothing:
                 return []
-            before = {queue: one for queue, one in anchors_of(start).items() if queue not in new}
-            # What this process has just planned needs no second look.
-            anchors = () if end == self._planned_end else (anchors_of(end), before)
-            return self._ask(planned)
+            start_anchors = {
+                queue: anchor for queue, anchor in parse_anchors(start).items() if queue not in new
+            }
+            # The queues of a micro-batch that this process has just planned were checked then.
+            anchors = () if end == self._planned_end else (parse_anchors(end), start_anchors)
+            return self._call_admin(plan_partitions)
 
     def read(self, partition: RangePartition) -> Any:
+        """Yield the Arrow batches of one partition. Spark calls this in an executor."""
         from sluicemq.spark.sources.reader import read_range  # noqa: PLC0415 - executors only
 
-        with plain_errors():
+        with errors_without_traceback():
             yield from read_range(self.plan, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tells the consumer group how far the job is, when the option `group` names one."""
+        """Commit the offsets of a checkpoint to the consumer group, if the option `group` is set.
+
+        An error is only logged: the checkpoint is what counts for the stream.
+        """
         group = self.options["group"]
         if group is None:
             return
@@ -318,190 +374,255 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
                 admin.commit_offset(group, queue, offset)
 
         try:
-            offsets = self._offsets(end)
-            if not self._announced:
-                self._ask(announce_group, group, sorted({queue.topic for queue in offsets}))
-                self._announced = True
-            self._ask(commit_all)
+            offsets = self._parse_offsets(end)
+            if not self._is_group_registered:
+                topics = sorted({queue.topic for queue in offsets})
+                self._call_admin(register_group, group, topics)
+                self._is_group_registered = True
+            self._call_admin(commit_all)
         except SluiceError as error:
-            logger.warning("offsets are not committed to the group %r: %s", group, error)
+            logger.warning("cannot commit offsets to the group %r: %s", group, error)
 
     def stop(self) -> None:
+        """Close the connections of this process."""
         if self._admin is not None:
             self._admin.close()
             self._admin = None
 
-    def _ask(self, work: Callable[..., T], *of: Any, is_first: bool = False) -> T:
-        """Does `work(admin, *of)`, through an outage of up to timeoutMs unless the stream has never
-        been there; connections are made anew after each failure."""
+    def _call_admin(self, work: Callable[..., T], *arguments: Any, is_first: bool = False) -> T:
+        """Return `work(admin, *arguments)`, and retry it during an outage of up to timeoutMs.
+
+        `is_first` is True before the stream has reached a broker; then an outage is an error at
+        once. Connections are opened again after each failure.
+        """
 
         def attempt() -> T:
             if self._admin is None:
                 self._admin = open_admin(self.options)
             try:
-                return work(self._admin, *of)
+                return work(self._admin, *arguments)
             except SluiceError:
                 self.stop()
                 raise
 
-        return attempt() if is_first else ride_out(attempt, self.plan.timeout_s)
+        return attempt() if is_first else retry_during_outage(attempt, self.plan.timeout_s)
 
-    def _offsets(self, found: Mapping[str, Any], part: str = "queues") -> Offsets:
-        """Offsets of a checkpoint. Raises ConfigurationError for another topic or filter."""
+    def _parse_offsets(self, checkpoint: Mapping[str, Any], part: str = "queues") -> Offsets:
+        """Return the offsets in one part of a checkpoint, "queues" or "from".
+
+        Raises ConfigurationError for a checkpoint of another topic, and for one of another filter
+        unless `onFilterChange=continue`.
+        """
         label = self.topics.label
-        offsets = from_checkpoint(found, None if self.several else label, part)
+        offsets = parse_checkpoint(checkpoint, None if self.has_several_topics else label, part)
         for queue in offsets:
-            if not self.topics.has(queue.topic):
-                raise other_topic(queue.topic, label)
-        written = found.get("filter")
-        is_same = written == self.expression
-        if not is_same and not self._filter_change_logged:
-            # Of SQL92 the trees are compared, since texts were joined in another way once.
-            parted = [str(one).partition(" ") for one in (written, self.expression)]
-            with suppress(FilterSyntaxError):
-                trees = [tree_of(Subscription("", text, kind)) for kind, _, text in parted
-                         if kind == SQL92]  # fmt: skip
-                is_same = len(trees) == 2 and trees[0] == trees[1]
-        if not is_same and not self._filter_change_logged:
-            if self.options["onFilterChange"] == "fail":
-                raise ConfigurationError(
-                    f"the checkpoint was written with the filter {written!r}, the stream has"
-                    f" {self.expression!r}.",
-                    fix="Use another checkpointLocation, or onFilterChange=continue.",
-                )
-            logger.warning("the filter was %r, it is %r from now on", written, self.expression)
-            self._filter_change_logged = True
+            if not self.topics.includes(queue.topic):
+                raise wrong_topic_error(queue.topic, label)
+        if not self._is_filter_change_logged:
+            self._check_filter(checkpoint.get("filter"))
         return offsets
 
-    def _latest(
+    def _check_filter(self, written: str | None) -> None:
+        """Compare the filter that a checkpoint was written with to the filter of the stream.
+
+        If they differ, raise ConfigurationError, or log that under `onFilterChange=continue`.
+        """
+        if written == self.expression:
+            return
+        # SQL92 expressions are compared as trees, because an earlier version joined their texts in
+        # another way.
+        split = [str(one).partition(" ") for one in (written, self.expression)]
+        with suppress(FilterSyntaxError):
+            trees = [
+                tree_of(Subscription("", text, kind)) for kind, _, text in split if kind == SQL92
+            ]
+            if len(trees) == 2 and trees[0] == trees[1]:
+                return
+        if self.options["onFilterChange"] == "fail":
+            raise ConfigurationError(
+                f"the checkpoint was written with the filter {written!r}, but the stream has"
+                f" {self.expression!r}.",
+                fix="Use another checkpointLocation, or onFilterChange=continue.",
+            )
+        logger.warning("the filter changed from %r to %r", written, self.expression)
+        self._is_filter_change_logged = True
+
+    def _plan_micro_batch(
         self,
         start: Offsets,
         anchors: Anchors,
-        rows_max: int | None = None,
+        count_max: int | None = None,
         bytes_max: int | None = None,
-    ) -> _Step:
-        """The next micro-batch; `start` may lack new queues."""
-        bounds, gone = self._ask(self._look_around, start)
+    ) -> _MicroBatch:
+        """Plan the next micro-batch after `start`, in which new queues may be missing.
+
+        `anchors` come from the checkpoint. `count_max` offsets and about `bytes_max` bytes limit
+        the micro-batch; None means no limit.
+        """
+        bounds, gone = self._call_admin(self._fetch_bounds_and_gone, start)
         start = {queue: offset for queue, offset in start.items() if queue not in gone}
         anchors = {queue: anchor for queue, anchor in anchors.items() if queue not in gone}
-        begins = {queue: lowest for queue, (lowest, _) in bounds.items()}
-        for queue in (one for one in start if one in bounds):  # the order of the checkpoint
-            begins[queue] = self._ask(
-                self.identity.resume_offset, queue, start[queue], bounds[queue], anchors.get(queue)
+        starts = {queue: lowest for queue, (lowest, _) in bounds.items()}
+        for queue in (one for one in start if one in bounds):  # in the order of the checkpoint
+            starts[queue] = self._call_admin(
+                self.identity.find_resume_offset,
+                queue,
+                start[queue],
+                bounds[queue],
+                anchors.get(queue),
             )
-        self.identity.warn()
+        self.identity.log_recreated_topics()
         ends = {queue: highest for queue, (_, highest) in bounds.items()}
-        if self.target is not None:
+        if self.available_now_end is not None:
             ends = {
                 queue: min(ends[queue], stop)
-                for queue, stop in self.target.items()
+                for queue, stop in self.available_now_end.items()
                 if queue in ends
             }
         if bytes_max is not None:
-            ends = self._ask(admit_bytes, self.plan.group, begins, ends, bytes_max)
-        ends = start | admit(begins, ends, rows_max)
-        anew = {queue for queue, begin in begins.items() if start.get(queue, begin) != begin}
+            ends = self._call_admin(admit_bytes, self.plan.group, starts, ends, bytes_max)
+        ends = start | admit_offsets(starts, ends, count_max)
+        restarted = {
+            queue for queue, offset in starts.items() if start.get(queue, offset) != offset
+        }
         moved = {
             queue: (bounds[queue][0], end)
             for queue, end in ends.items()
-            if queue in bounds and (queue in anew or start.get(queue) != end)
+            if queue in bounds and (queue in restarted or start.get(queue) != end)
         }
-        kept = {queue: anchor for queue, anchor in anchors.items() if queue not in anew}
-        return _Step(begins, ends, self._ask(self.identity.renew_anchors, kept, moved), anew)
+        kept = {queue: anchor for queue, anchor in anchors.items() if queue not in restarted}
+        end_anchors = self._call_admin(self.identity.renew_anchors, kept, moved)
+        return _MicroBatch(starts, ends, end_anchors, restarted)
 
-    def _look_around(self, admin: Admin, known: Offsets) -> tuple[Bounds, Offsets]:
-        """The bounds of every queue that there is, and the queues of `known` that disappeared.
-        Raises OffsetOutOfRangeError for these if loss is an error, RouteNotFoundError for a listed
-        topic that was never read, and for one whose broker is away."""
-        bounds, missing = self._bounds(admin)
-        gone = gone_queues(admin, known, bounds)
+    def _fetch_bounds_and_gone(self, admin: Admin, known: Offsets) -> tuple[Bounds, Offsets]:
+        """Return the bounds of every existing queue, and the queues of `known` that disappeared.
+
+        Raises OffsetOutOfRangeError for the latter if loss is an error, and RouteNotFoundError for
+        a listed topic that was never read or whose broker is not registered.
+        """
+        bounds, missing = self._fetch_bounds(admin)
+        gone = find_gone_queues(admin, known, bounds)
         self.identity.check_gone(gone)
         for topic in missing:
             queues = {queue for queue in known if queue.topic == topic}
             if not queues <= gone.keys() or (not queues and self.options["failOnDataLoss"]):
-                admin.route(topic)  # raises, and says why
+                admin.route(topic)  # raises RouteNotFoundError with the reason
         return bounds, gone
 
-    def _bounds(self, admin: Admin) -> tuple[Bounds, list[str]]:
-        """The bounds of every queue that there is, and the listed topics that there are not."""
-        topics = self.topics.found(admin, may_be_none=True)
-        bounds, missing = bounds_of(admin, topics)
-        there = [topic for topic in topics if topic not in missing]
-        if there and not self._selector_checked and self.plan.subscription is not None:
-            if self.plan.subscription.kind == SQL92:
-                expression = self.plan.subscription.expression
-                check_selector(admin, there, self.plan.group, expression)
-            sql = self.options["filter.sql"]
-            warn_of_filter(sql, lambda text: tried_at_brokers(admin, there, text))
-            self._selector_checked = True
+    def _fetch_bounds(self, admin: Admin) -> tuple[Bounds, list[str]]:
+        """Return the bounds of every existing queue, and the listed topics that do not exist.
+
+        The first call also checks the filter at the brokers. Raises SluiceError.
+        """
+        topics = self.topics.resolve(admin, allow_empty=True)
+        bounds, missing = fetch_existing_bounds(admin, topics)
+        existing = [topic for topic in topics if topic not in missing]
+        subscription = self.plan.subscription
+        if existing and not self._is_filter_checked and subscription is not None:
+            if subscription.kind == SQL92:
+                check_selector(admin, existing, self.plan.group, subscription.expression)
+            log_filter_findings(
+                self.options["filter.sql"],
+                lambda expression: try_at_brokers(admin, existing, expression),
+            )
+            self._is_filter_checked = True
         return bounds, missing
 
-    def _checkpoint(self, offsets: Offsets, anchors: Anchors | None = None) -> dict[str, Any]:
-        return to_checkpoint(
-            self.topics.label, self.expression, offsets, several=self.several, anchors=anchors
+    def _make_checkpoint(self, offsets: Offsets, anchors: Anchors | None = None) -> dict[str, Any]:
+        """Return the checkpoint of this stream with these offsets and anchors."""
+        return make_checkpoint(
+            self.topics.label,
+            self.expression,
+            offsets,
+            has_several_topics=self.has_several_topics,
+            anchors=anchors,
         )
 
-    def _end_of(self, known: Offsets, step: _Step) -> dict[str, Any]:
-        """The checkpoint of a micro-batch's end, with `from` where the one before says nothing."""
+    def _make_end_checkpoint(self, known: Offsets, micro_batch: _MicroBatch) -> dict[str, Any]:
+        """Return the checkpoint at the end of a micro-batch.
+
+        Its part `from` has the start of each queue that is not in `known`, the offsets of the
+        checkpoint before, or that was restarted.
+        """
         unknown = {
-            queue: begin
-            for queue, begin in step.begins.items()
-            if queue in step.ends and (queue not in known or queue in step.anew)
+            queue: offset
+            for queue, offset in micro_batch.starts.items()
+            if queue in micro_batch.ends and (queue not in known or queue in micro_batch.restarted)
         }
-        begins = {"from": to_table(unknown, several=self.several)} if unknown else {}
-        return self._checkpoint(step.ends, step.anchors) | begins
+        checkpoint = self._make_checkpoint(micro_batch.ends, micro_batch.anchors)
+        if unknown:
+            table = offsets_to_table(unknown, by_topic=self.has_several_topics)
+            checkpoint["from"] = table
+        return checkpoint
 
 
-class PlainStream(StreamReader):
-    """For Spark 4.1: every micro-batch takes all there is.
+class PlainStreamReader(StreamReader):
+    """The reader for Spark 4.1. Every micro-batch takes everything there is.
 
-    Spark does not tell it where the micro-batch begins, so it remembers the queues it has seen.
+    Spark does not tell it where a micro-batch begins, so it remembers the offsets of the queues.
     """
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        with plain_errors():
-            step = self._latest(self._seen, self._anchors)
-            self._seen, self._anchors = step.ends, step.anchors
-            return self._end_of(step.ends, step)
+        """Return the checkpoint at the end of the next micro-batch."""
+        with errors_without_traceback():
+            micro_batch = self._plan_micro_batch(self._known_offsets, self._known_anchors)
+            self._known_offsets, self._known_anchors = micro_batch.ends, micro_batch.anchors
+            return self._make_end_checkpoint(micro_batch.ends, micro_batch)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        with plain_errors():
-            self._seen = self._offsets(start) | self._seen
-            self._anchors = anchors_of(start) | self._anchors
+        with errors_without_traceback():
+            self._known_offsets = self._parse_offsets(start) | self._known_offsets
+            self._known_anchors = parse_anchors(start) | self._known_anchors
         return super().partitions(start, end)
 
 
 if SupportsTriggerAvailableNow is not None:
 
-    class AdmittingStream(StreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-        """For Spark 4.2 and later: admission control, Trigger.AvailableNow, progress."""
+    class AdmissionControlStreamReader(StreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+        """The reader for Spark 4.2 and later.
+
+        It supports admission control, Trigger.AvailableNow and the report of the latest offset.
+        """
 
         def getDefaultReadLimit(self) -> Any:  # noqa: N802 - Spark's name
-            rows_max = self.options["maxOffsetsPerTrigger"]
+            """Return the limit that the options set for a micro-batch."""
+            count_max = self.options["maxOffsetsPerTrigger"]
             bytes_max = self.options["maxBytesPerTrigger"]
-            if rows_max is not None:
-                return ReadMaxRows(rows_max)
+            if count_max is not None:
+                return ReadMaxRows(count_max)
             return ReadAllAvailable() if bytes_max is None else ReadMaxBytes(bytes_max)
 
-        def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802
-            with plain_errors():
+        def latestOffset(  # noqa: N802 - Spark's name
+            self, start: dict[str, Any], limit: Any
+        ) -> dict[str, Any]:
+            """Return the checkpoint at the end of the micro-batch that begins at `start`.
+
+            Return `start` itself if there is nothing to read.
+            """
+            with errors_without_traceback():
                 is_limited = not isinstance(limit, ReadAllAvailable)
-                rows_max = getattr(limit, "max_rows", None)
+                count_max = getattr(limit, "max_rows", None)
                 bytes_max = self.options["maxBytesPerTrigger"] if is_limited else None
-                known = self._offsets(start)
-                step = self._latest(known, anchors_of(start), rows_max, bytes_max)
-                if step.ends == known and not step.anew:
+                known = self._parse_offsets(start)
+                micro_batch = self._plan_micro_batch(
+                    known, parse_anchors(start), count_max, bytes_max
+                )
+                if micro_batch.ends == known and not micro_batch.restarted:
                     return start
-                self._planned_end = self._end_of({} if start.get("initial") else known, step)
+                # Spark does not store the initial offsets, so the checkpoint has to contain them.
+                stored = {} if start.get("initial") else known
+                self._planned_end = self._make_end_checkpoint(stored, micro_batch)
                 return self._planned_end
 
         def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-            with plain_errors():
-                bounds, _ = self._ask(self._bounds)
-                return self._checkpoint({queue: highest for queue, (_, highest) in bounds.items()})
+            """Return a checkpoint with the end of every queue, for Spark's progress reports."""
+            with errors_without_traceback():
+                bounds, _ = self._call_admin(self._fetch_bounds)
+                ends = {queue: highest for queue, (_, highest) in bounds.items()}
+                return self._make_checkpoint(ends)
 
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-            """From now on nothing that comes later is read."""
-            with plain_errors():
-                bounds, _ = self._ask(self._bounds)
-                self.target = {queue: highest for queue, (_, highest) in bounds.items()}
+            """Let the query end at the messages that exist now."""
+            with errors_without_traceback():
+                bounds, _ = self._call_admin(self._fetch_bounds)
+                self.available_now_end = {queue: highest for queue, (_, highest) in bounds.items()}

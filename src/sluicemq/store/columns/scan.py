@@ -40,11 +40,18 @@ from sluicemq.model.subscription import BlockFilter, ColumnFilter, MessageFilter
 from sluicemq.record.arrow import ArrowColumns, build_block, merged_arrays
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.table import UNIT_COLUMNS, Positions
-from sluicemq.store.bulk import Hits, unproved_rows
+from sluicemq.store.bulk import ChunkHits, unverified_rows
 from sluicemq.store.columns.blocks import PART_ROWS, ColumnBlocks
 from sluicemq.store.columns.file import Head
-from sluicemq.store.gather import RECORDS_S, Gather, Judgement, PostponedError, Select, Soundness
-from sluicemq.store.log import LOST_CODE, CommitLog, read_scanned
+from sluicemq.store.gather import (
+    READ_TIME_MAX_S,
+    PostponedError,
+    PostponedWork,
+    RecordCollector,
+    RecordVerifier,
+    UnitSelector,
+)
+from sluicemq.store.log import PLACEHOLDER_CODE, CommitLog, parse_log_record
 from sluicemq.store.queues import BLANK_SIZE, UNIT_BYTES, Queue, Units
 
 if TYPE_CHECKING:
@@ -136,7 +143,7 @@ class ColumnScan:
         self._parts: OrderedDict[tuple[int, str, int, int], Found] = OrderedDict()
         """What was found where there is no block: by filter, queue and start."""
         self._parts_rows = 0
-        self._hits: OrderedDict[tuple[int, str, int], tuple[Found, Hits]] = OrderedDict()
+        self._hits: OrderedDict[tuple[int, str, int], tuple[Found, ChunkHits]] = OrderedDict()
 
     def forget(self, topic: str) -> None:
         """Its queues have other messages."""
@@ -149,10 +156,10 @@ class ColumnScan:
         self,
         block_filter: BlockFilter,
         queue: Queue,
-        gather: Gather,
+        gather: RecordCollector,
         offset: int,
         end: int,
-        select: Select,
+        select: UnitSelector,
         weight: int = 0,
     ) -> int:
         """Take matches among the queue offsets [offset, end); returns where to go on.
@@ -163,7 +170,7 @@ class ColumnScan:
         begin_s = self._clock.monotonic_s()
         deadline_s = begin_s + SCAN_S
         records, few = RECORDS_MAX, _SINGLES_MIN
-        gather.is_sure = True
+        gather.is_filter_reliable = True
         position = offset
         while position < end and records > 0:
             if position > offset and self._clock.monotonic_s() >= deadline_s:
@@ -176,7 +183,7 @@ class ColumnScan:
                 if not len(units):
                     gather.is_missing = True
                     break
-                gather.is_sure &= found is not None and found.candidates.is_sure
+                gather.is_filter_reliable &= found is not None and found.candidates.is_sure
                 if found is None:
                     chosen = select(units)
                     asked = len(units) // UNIT_BYTES
@@ -189,12 +196,12 @@ class ColumnScan:
                         found.candidates, first, units, gather.room, at_once, select
                     )
             except PostponedError as postponed:
-                gather.judgement = postponed.judgement
+                gather.postponed = postponed.work
                 break
             if asked:
                 records -= asked
-                deadline_s = begin_s + RECORDS_S
-            left = gather.take_some(units, position, chosen)
+                deadline_s = begin_s + READ_TIME_MAX_S
+            left = gather.take_indices(units, position, chosen)
             if left >= 0:
                 return left
             position += len(units) // UNIT_BYTES
@@ -202,7 +209,7 @@ class ColumnScan:
 
     def at(
         self, queue: Queue, block_filter: BlockFilter, position: int, end: int, grown: int
-    ) -> Hits | None:
+    ) -> ChunkHits | None:
         """The matches around an offset, as `bulk.TagHits` has them, where a read has found them and
         no record has to be asked; else None. HOT."""
         del end, grown
@@ -228,13 +235,15 @@ class ColumnScan:
         high = bisect_left(candidates.rows, stop - found.start, low)
         offsets = [row + found.start for row in candidates.rows[low:high]]
         chosen = np.frombuffer(units, UNIT_COLUMNS)[np.array(offsets, np.int64) - begin]
-        hits = Hits(queue, begin, stop, offsets, chosen.tobytes())
+        hits = ChunkHits(queue, begin, stop, offsets, chosen.tobytes())
         self._hits[key] = found, hits
         if len(self._hits) > _HITS_KEPT:
             self._hits.popitem(last=False)
         return hits
 
-    def holds(self, block_filter: BlockFilter, queue: Queue, offset: int, select: Select) -> bool:
+    def holds(
+        self, block_filter: BlockFilter, queue: Queue, offset: int, select: UnitSelector
+    ) -> bool:
         """Does the message at an offset match? Where a reader is it is known without a look at the
         record. HOT."""
         found = self._last.get((id(block_filter), *queue.key))
@@ -290,7 +299,7 @@ class ColumnScan:
             return Found(block_filter, queue, offset, stop, candidates)
 
         if weight * (stop - offset) > _WEIGHT_ROWS_INLINE:
-            raise PostponedError(Judgement(find, self._keep_part))
+            raise PostponedError(PostponedWork(find, self._keep_part))
         return self._keep_part(find())
 
     def _keep_part(self, found: Found) -> Found:
@@ -349,7 +358,7 @@ class ColumnScan:
             return found
 
         if weight * block.rows > _WEIGHT_ROWS_INLINE:
-            raise PostponedError(Judgement(partial(_candidates, block_filter, block), keep))
+            raise PostponedError(PostponedWork(partial(_candidates, block_filter, block), keep))
         return keep(_candidates(block_filter, block))
 
 
@@ -369,7 +378,7 @@ def _choose(
     units: Units,
     room: int,
     records: int,
-    select: Select,
+    select: UnitSelector,
 ) -> tuple[Iterable[int], Units, int]:
     """Which of the units, the first one of row `first`, are chosen; the units that were dealt with;
     and how many records that reads at most. HOT."""
@@ -386,7 +395,7 @@ def _choose(
     return _asked(rows, asks, units, select), units, sum(asks)
 
 
-def _asked(rows: list[int], asks: list[bool], units: Units, select: Select) -> list[int]:
+def _asked(rows: list[int], asks: list[bool], units: Units, select: UnitSelector) -> list[int]:
     """Without the rows whose records say that they do not match."""
     asked = list(compress(rows, asks))
     found = select(b"".join([units[row * UNIT_BYTES : (row + 1) * UNIT_BYTES] for row in asked]))
@@ -433,10 +442,10 @@ class RangeScan:
     def __init__(
         self,
         log: CommitLog,
-        sound: Soundness,
+        sound: RecordVerifier,
         queue: Queue,
         message_filter: MessageFilter | None,
-        select: Select | None,
+        select: UnitSelector | None,
         columns: ColumnScan | None,
         *,
         skips: bool = False,
@@ -481,7 +490,7 @@ class RangeScan:
     def _placed(self, units: Units, offset: int) -> Iterator[Places]:
         rows = np.frombuffer(units, UNIT_COLUMNS)
         sizes = rows["size"].astype(np.int64)
-        used = (sizes != BLANK_SIZE) & (rows["code"] != LOST_CODE)
+        used = (sizes != BLANK_SIZE) & (rows["code"] != PLACEHOLDER_CODE)
         empty = np.flatnonzero(sizes <= 0)
         if len(empty):
             self._spoil(len(empty), offset + int(empty[0]), "its unit in the queue is empty")
@@ -505,7 +514,7 @@ class RangeScan:
             yield from self._in_file(found.part(slice(begin, end)))
 
     def _by_columns(
-        self, columns: ColumnScan, select: Select, units: Units, offset: int
+        self, columns: ColumnScan, select: UnitSelector, units: Units, offset: int
     ) -> Positions:
         """The numbers of the units that match, ascending."""
         block_filter = cast("ColumnFilter", self._filter).vectorised  # `column_scan` has looked
@@ -545,17 +554,21 @@ class RangeScan:
             return
         base = segment.base
         good = np.ones(len(rows.sizes), np.bool_)
-        for row in unproved_rows(view, base, *rows[:2], self._queue.queue_id, rows.offsets):
+        for row in unverified_rows(view, base, *rows[:2], self._queue.queue_id, rows.offsets):
             where, size = int(rows.positions[row]), int(rows.sizes[row])
-            good[row] = self._sound.is_sound(where, size, is_whole=False)
+            good[row] = self._sound.is_valid(where, size, is_whole=False)
         starts = rows.positions - base
         if self._check_bodies:
             for row, at in enumerate(starts.tolist()):
-                good[row] &= read_scanned(view, at, base, check_crc=True) is not None
+                good[row] &= parse_log_record(view, at, base, check_crc=True) is not None
         if not good.all():
             bad = np.flatnonzero(~good)
             at = int(starts[bad[0]])
-            reason = log.explain(base + at) if 0 <= at < segment.size else "it cannot be there"
+            reason = (
+                log.explain_bad_record(base + at)
+                if 0 <= at < segment.size
+                else "it cannot be there"
+            )
             place = f"{reason} ({segment.path}, byte {at})"
             self._spoil(len(bad), int(rows.offsets[bad[0]]), place)
             starts, rows = starts[good], rows.part(good)

@@ -200,7 +200,7 @@ class IndexFile:
         """Bring the slots into memory as the file has them, in steps."""
         slots = _new_slots(self.geometry.slots)
         # Without the map: most slots lie in holes between the data (`Segment.view`).
-        stored = self._segment.copy(HEADER.size, self.geometry.entries_at - HEADER.size)
+        stored = self._segment.read_detached(HEADER.size, self.geometry.entries_at - HEADER.size)
         yield from slots.load(memoryview(stored), self.count)
         self._slots = slots
 
@@ -248,7 +248,7 @@ class IndexFile:
             number = self._slots[slot]
         else:
             # Without the map: most slots lie in holes between the data (`Segment.view`).
-            stored = self._segment.copy(HEADER.size + SLOT_BYTES * slot, SLOT_BYTES)
+            stored = self._segment.read_detached(HEADER.size + SLOT_BYTES * slot, SLOT_BYTES)
             number = _INT.unpack(stored)[0]
         limit = self.count
         for _ in range(CHAIN_MAX):

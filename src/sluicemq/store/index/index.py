@@ -50,7 +50,7 @@ from sluicemq.errors import StoreDamagedError
 from sluicemq.files import Files
 from sluicemq.outages import Outages, kind_of
 from sluicemq.record.codec import key_hash, keyed_hashes, keys_of
-from sluicemq.store.directory import DurableMark
+from sluicemq.store.directory import CheckpointFile
 from sluicemq.store.index.file import (
     NAME_DIGITS,
     Geometry,
@@ -179,7 +179,7 @@ class KeyIndex:
         files: Files,
         clock: Clock,
         log: CommitLog,
-        durable: DurableMark,
+        durable: CheckpointFile,
         *,
         after_crash: bool,
     ) -> None:
@@ -207,8 +207,8 @@ class KeyIndex:
         """Reads what is visible."""
         self.known = KnownKeys(is_wanted=self.is_on)
         """For the writer to fill."""
-        checkpoint = durable.found
-        mark = checkpoint.mark
+        checkpoint = durable.initial
+        mark = checkpoint.latest
         self._found_mark = IndexMark() if mark is None else IndexMark(*mark[5:9])
         if self.is_on:
             # With a mark of ours RocketMQ's field is no proof: it is written before the files.
@@ -464,9 +464,9 @@ class KeyIndex:
             done = work()
         except OSError as error:
             text = "writing the key index failed: %s"
-            self._outages.failed(_WRITES, text, error, kind=kind_of(error))
+            self._outages.report_failure(_WRITES, text, error, kind=kind_of(error))
             return False
-        self._outages.worked(_WRITES)
+        self._outages.report_success(_WRITES)
         return done
 
     def _index_slice(self, bytes_max: int) -> int:
@@ -504,7 +504,7 @@ class KeyIndex:
             while done < total:
                 file = last = self._last
                 if last is not None and last.room <= 0:
-                    self._durable.say_index_time(last.end_ms)
+                    self._durable.write_index_time(last.end_ms)
                     last.flush()
                     self._unsynced.add(last.path)
                     last.release()
@@ -642,7 +642,7 @@ class KeyIndex:
 
         def flush() -> bool:
             # What came since the flush became due may be indexed already.
-            self._durable.say_index_time(max(self._time_ms(due_ms), self._newest[0]))
+            self._durable.write_index_time(max(self._time_ms(due_ms), self._newest[0]))
             last = self._last
             if last is not None and not last.is_flushed:
                 self._unsynced.add(last.path)  # before: of a write that fails something may arrive

@@ -14,19 +14,13 @@ from typing import Final, NamedTuple
 from sluicemq.config import StoreConfig
 from sluicemq.files import Files
 from sluicemq.model.ids import tag_code
+from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.record.codec import value_of
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.timers.files import DEFAULT, DELETE, ROLL
 from sluicemq.store.timers.overdue import Overdue, OverdueMessages, target_queue
-from sluicemq.store.timers.placing import (
-    DELETES,
-    TIMER_TOPIC,
-    Placing,
-    ReadRecord,
-    parse_record,
-    recall_key,
-)
+from sluicemq.store.timers.placing import DELETES, Placing, ReadRecord, parse_record, recall_key
 from sluicemq.store.timers.state import Start, TimerFiles
 
 _CHUNK_UNITS: Final = 256
@@ -143,7 +137,9 @@ class _Building:
         """Return the record of an overdue message that has to be delivered. Return None if its
         record or topic is gone, or if it was recalled."""
         record = parse_record(self._store.committed_record_at(message.position))
-        if record is None or not self._store.counts(target_queue(record)[0], message.position):
+        if record is None or not self._store.is_record_live(
+            target_queue(record)[0], message.position
+        ):
             return None
         is_recalled = recall_key(record.properties) in self._marks
         return None if is_recalled and not message.magic & ROLL else record

@@ -56,8 +56,8 @@ from typing import Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import File, Files
+from sluicemq.files.identity import RecordSource, content_checksum
 from sluicemq.record.layout import MAGIC_BLANK
-from sluicemq.store.identity import RecordSource, content_checksum
 from sluicemq.store.segments import SegmentFiles
 
 UNIT: Final = struct.Struct(">iqiqiqiiq")
@@ -145,7 +145,7 @@ class TimerLog:
 
     def cut(self, end: int) -> None:
         """The log ends here: what the files hold behind it is wiped, durably. Raises OSError."""
-        if self._segments.cut(end):
+        if self._segments.truncate(end):
             for segment in self._segments:
                 if segment.end >= end:
                     segment.file().sync()
@@ -306,7 +306,7 @@ class TimerLog:
             unit = self.unit(self._segments.start + last * UNIT_BYTES)
             if unit is None or unit.position >= log_offset:
                 break
-            self._files.remove(self._segments.remove_first())
+            self._files.remove(self._segments.detach_first())
             removed += 1
         return removed
 

@@ -17,6 +17,7 @@ import hashlib
 from collections.abc import Generator
 from typing import Final, NamedTuple
 
+from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.numbers import natural
 from sluicemq.record.codec import value_of
 from sluicemq.store.queues import BLANK_SIZE, UNIT
@@ -26,7 +27,6 @@ from sluicemq.store.timers.placing import (
     REAL_QUEUE,
     REAL_TOPIC,
     ROLLS,
-    TIMER_TOPIC,
     UNIQUE_ID,
     TimedRecord,
     parse_record,
@@ -107,7 +107,7 @@ class OverdueMessages:
         self, place: tuple[str, int], floor: int, messages: dict[bytes, list[Overdue]]
     ) -> Generator[None]:
         store = self._store
-        offset = store.first_offset(*place, floor)
+        offset = store.first_offset_from(*place, floor)
         while messages:
             units = store.committed_units(*place, offset, _CHUNK_UNITS)
             if not len(units):

@@ -16,7 +16,6 @@ from sluicemq.numbers import natural
 from sluicemq.record.codec import parse_head, value_of
 from sluicemq.store.timers.files import DEFAULT, DELETE, ROLL
 
-TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 TIMER_OUT: Final = reserved.TIMER_OUT
 TIMER_DELETES: Final = reserved.TIMER_DELETES
 OUT: Final = TIMER_OUT.encode()

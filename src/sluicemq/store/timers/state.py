@@ -29,8 +29,9 @@ from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
-from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files
-from sluicemq.store.identity import FileVerdict, IdentityFile, State
+from sluicemq.files import FULL_ERRORS, TRANSIENT_ERRORS, Files
+from sluicemq.files.identity import FileState, FileVerdict, IdentityFile
+from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.store.store import Store
 from sluicemq.store.timers.checking import disagreement, gone_units, revise
 from sluicemq.store.timers.files import (
@@ -44,7 +45,6 @@ from sluicemq.store.timers.files import (
     read_timer_checkpoint,
     write_timer_checkpoint,
 )
-from sluicemq.store.timers.placing import TIMER_TOPIC
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class TimerFiles:
             return "their checkpoint, config/timercheck, is not one that this store wrote", False
         if self.log.end != known.log_end or (known.log_end and not self.wheel.exists):
             return "files are missing", False
-        found = self._identity.found
+        found = self._identity.identity
         is_sealed = verdict is FileVerdict.SEALED
         if is_sealed and found is not None and found.details != self._details(known):
             return "config/timercheck is not that of the last orderly stop", False
@@ -164,10 +164,10 @@ class TimerFiles:
         """Empty wheel and log, durably, and start again at the beginning of the timer queue. Log
         that with `reason`, a phrase. Log as lost the waiting messages that retention has removed.
         `is_exact`: see `Start`. Raises OSError."""
-        found = self._identity.found
+        found = self._identity.identity
         is_there = self.wheel.exists or not self.log.is_empty
         is_own = self.checkpoint.incarnation == self._store.incarnation.text
-        is_discarded = found is not None and found.state is State.DISCARDED
+        is_discarded = found is not None and found.state is FileState.DISCARDED
         is_new = not self.checkpoint.time_ms and not self.wheel.exists
         is_planned = is_new or is_discarded or not (is_there or is_own)
         log.log(
@@ -186,7 +186,7 @@ class TimerFiles:
         """Log as lost the waiting messages of the timer log whose records are no longer in the
         commit log: a rebuild cannot find them."""
         with suppress(OSError):
-            gone = gone_units(self.log, self._store.offset_min, self.checkpoint.read_ms)
+            gone = gone_units(self.log, self._store.log_start, self.checkpoint.read_ms)
             if gone:
                 log.error(
                     "%d timed messages are lost: they are due from %d to %d (ms since 1970), and"
@@ -194,7 +194,7 @@ class TimerFiles:
                     " the commit log begins at %d."
                     " Set fileReservedTime to more than the longest delay.",
                     len(gone), min(gone)[0], max(gone)[0],
-                    ", ".join(str(position) for _, position in gone[:20]), self._store.offset_min,
+                    ", ".join(str(position) for _, position in gone[:20]), self._store.log_start,
                 )  # fmt: skip
 
     def position_of(self, queue_offset: int) -> int:
@@ -330,7 +330,7 @@ class TimerFiles:
                     )
                     write_timer_checkpoint(self._files, self._check_path, new)
                 except OSError as error:
-                    has_failed = error.errno not in FULL_ERRORS | PASSING_ERRORS
+                    has_failed = error.errno not in FULL_ERRORS | TRANSIENT_ERRORS
                     raise
                 self._saved = number
 
@@ -362,8 +362,8 @@ class TimerFiles:
             or saved.log_end != self.log.end
         ):
             return
-        found = self._identity.found
-        if found is None or found.state is State.DISCARDED:
+        found = self._identity.identity
+        if found is None or found.state is FileState.DISCARDED:
             return
         checksum = self._sealed_checksum
         if checksum is None:

@@ -33,9 +33,9 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.files import SYSTEM_FILES, Files, clone, link, load_text, overwrite_text
-from sluicemq.store.directory import RESTORING, fit_sizes, read_checkpoint, write_abort
+from sluicemq.files.identity import read_identity
+from sluicemq.store.directory import RESTORING_FILE, detect_file_sizes, read_checkpoint, write_abort
 from sluicemq.store.dispatch import sweep_records
-from sluicemq.store.identity import read_identity
 from sluicemq.store.index.file import Geometry, fit_geometry, is_index_name
 from sluicemq.store.log import CommitLog
 from sluicemq.store.queues import expired_units
@@ -171,7 +171,7 @@ def back_up(
     config = StoreConfig(
         root=root, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
     )
-    config = fit_sizes(config, files, "--commit-log")
+    config = detect_file_sizes(config, files, "--commit-log")
     manifest = _read_manifest(files, target) if files.exists(target) else None
     if manifest is None and files.names(target):
         raise StoreError(f"{target} is not empty, and no backup.", fix="Name another directory.")
@@ -301,7 +301,7 @@ def _sound_end(log: CommitLog, begin: int, config: StoreConfig, progress: Progre
         end = found.end
         progress(end - begin, stop - begin)
     end = min(log.skip_blank(end), max(stop, end))
-    mark = read_checkpoint(files, f"{config.root}/checkpoint").mark
+    mark = read_checkpoint(files, f"{config.root}/checkpoint").latest
     if mark is not None and end < min(mark.log_offset, stop):
         raise StoreDamagedError(
             f"The log in {log.segments.directory} holds no whole record at {end}, and the"
@@ -378,7 +378,7 @@ def restore(
     manifest = _read_manifest(files, source)
     if manifest is None:
         raise StoreError(f"{source} is no backup.", fix="Name what `sluice store backup` made.")
-    if files.names(root) and not files.exists(f"{root}/{RESTORING}"):
+    if files.names(root) and not files.exists(f"{root}/{RESTORING_FILE}"):
         raise StoreError(f"{root} is not empty.", fix="Name a directory that is not there yet.")
     log = CommitLog(files, f"{source}/commitlog", manifest.log_file_bytes)
     log.segments.load(removes=False)
@@ -392,10 +392,10 @@ def restore(
     before = [one for one in manifest.moments if one.end <= end]
     moment = before[-1] if before else manifest.moments[0]
     state = _read_state(files, f"{source}/state/{moment.end:0{NAME_DIGITS}d}/config")
-    for name in set(files.names(root)) - {RESTORING}:
+    for name in set(files.names(root)) - {RESTORING_FILE}:
         remove_tree(files, f"{root}/{name}")
     files.make_directory(root)
-    overwrite_text(files, f"{root}/{RESTORING}", source)
+    overwrite_text(files, f"{root}/{RESTORING_FILE}", source)
     _write_state(files, root, state)
     for segment in log.segments:
         if segment.base < end:
@@ -413,10 +413,10 @@ def restore(
     ranges = [store.queue_offsets(*key) for key in store.queues()]
     messages = sum(high - low for low, high in ranges)
     timers = build_timer_files(store, files, config, clock.now_ms())
-    result = Restored(store.offset_min, store.written_offset, moment, messages, timers.waiting)
+    result = Restored(store.log_start, store.written_offset, moment, messages, timers.waiting)
     store.close()
     if not config.index_enable:  # whoever opens it makes one if he wants one, Java's too
         write_abort(files, f"{root}/abort")
-    files.remove(f"{root}/{RESTORING}")
+    files.remove(f"{root}/{RESTORING_FILE}")
     files.sync_directory(root)
     return result

@@ -34,12 +34,12 @@ from numpy.typing import NDArray
 
 from sluicemq.errors import ProtocolError
 from sluicemq.files import File, Files, read_text
+from sluicemq.files.identity import is_last_text, read_identity
+from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.record.layout import INDEX_ENTRY, INDEX_HEADER
 from sluicemq.record.table import Mask, Positions
-from sluicemq.store.directory import CHECKPOINT_BYTES, SLOTS, Mark, slots_of
-from sluicemq.store.identity import is_last_text, read_identity
+from sluicemq.store.directory import CHECKPOINT_BYTES, SLOTS, Checkpoint, parse_slots
 from sluicemq.store.index.columns import Slots, columns_of
-from sluicemq.store.log import SCHEDULE_TOPIC
 from sluicemq.store.segments import is_segment_name
 from sluicemq.store.tools.layout import (
     Hole,
@@ -183,7 +183,7 @@ def check_checkpoint(
                 f"its {name} time {time_ms} is later than the last record ({last_time_ms}):"
                 " the next start may trust too much",
             )  # fmt: skip
-    marks = slots_of(data)
+    marks = parse_slots(data)
     for at, mark in zip(SLOTS, marks, strict=True):
         if mark is None and any(data[at : at + _SLOT_BYTES]):
             findings.add(
@@ -438,7 +438,7 @@ def _fits(file: File, header: IndexHeader, slots: int) -> bool:
 class IndexCheck:
     """Give it each run of records and each damage in the order of the log, then call `finish`."""
 
-    def __init__(self, layout: StoreLayout, findings: Findings, mark: Mark | None) -> None:
+    def __init__(self, layout: StoreLayout, findings: Findings, mark: Checkpoint | None) -> None:
         self._layout = layout
         self._findings = findings
         self._interrupted = layout.was_interrupted

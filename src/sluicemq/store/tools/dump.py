@@ -18,11 +18,12 @@ import numpy as np
 
 from sluicemq.errors import ProtocolError
 from sluicemq.model.message import BORN_HOST_IPV6, KEYS, TRANSACTION_MASK, UNIQ_KEY
+from sluicemq.model.system_names import SCHEDULE_TOPIC
+from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.record.codec import decode_properties, decode_record, key_hash, parse_head
 from sluicemq.record.layout import CRC_MASK
 from sluicemq.record.table import Records
-from sluicemq.store.directory import CHECKPOINT_BYTES, slots_of
-from sluicemq.store.log import SCHEDULE_TOPIC
+from sluicemq.store.directory import CHECKPOINT_BYTES, parse_slots
 from sluicemq.store.tools.checks import (
     HEADER,
     JSON_DOCUMENTS,
@@ -94,7 +95,7 @@ def list_queues(layout: StoreLayout, topic: str | None = None) -> Iterator[Queue
             size += int(part["size"][rows].astype(np.int64).sum())
         yield QueueInfo(
             *key,
-            "light" if key[0].startswith("%LMQ%") else "plain",
+            "light" if key[0].startswith(LMQ_PREFIX) else "plain",
             units.end if first is None else first,
             units.end,
             messages,
@@ -143,7 +144,7 @@ def read_checkpoint_file(layout: StoreLayout) -> dict[str, Any] | None:
         name: int.from_bytes(data[at * 8 : at * 8 + 8], "big", signed=True)
         for at, name in enumerate(_JAVA_FIELDS)
     }
-    fields["marks"] = [mark._asdict() for mark in slots_of(data) if mark is not None]
+    fields["marks"] = [mark._asdict() for mark in parse_slots(data) if mark is not None]
     return fields
 
 

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from sluicemq.files import File, Files
 from sluicemq.record.table import UNIT_COLUMNS
-from sluicemq.store.log import LOST_CODE
-from sluicemq.store.queues import BLANK_UNIT, UNIT, UNIT_BYTES, is_possible
+from sluicemq.store.log import PLACEHOLDER_CODE
+from sluicemq.store.queues import BLANK_UNIT, UNIT, UNIT_BYTES, is_valid_key
 from sluicemq.store.segments import used_blocks
 from sluicemq.store.tools.layout import Run, Series, read_or_zeros
 
@@ -214,14 +214,14 @@ class Requeue:
         for group in run.groups:
             key = (group.topic.decode(errors="replace"), group.queue_id)
             if key not in self._queues:
-                if not is_possible(key) or (
+                if not is_valid_key(key) or (
                     self._topics is not None and key[0] not in self._topics
                 ):
                     continue
                 if self._safe_end is None or group.units["position"][0] < self._safe_end:
                     self.missing_queues.add(key)
             is_plain = not self.skip or not np.isin(group.units["position"], [*self.skip]).any()
-            if group.is_row and is_plain:
+            if group.is_consecutive and is_plain:
                 self._put(key, int(group.offsets[0]), group.units.tobytes())
                 continue
             for offset, unit_parts in group.rows():
@@ -337,6 +337,6 @@ def _wrong_rows(old: bytes, new: bytes) -> tuple[NDArray[Any], int]:
     codes, wanted_codes = found["code"].astype(np.int64), wanted["code"].astype(np.int64)
     is_time = (wanted_codes > _CODE_MAX) & (abs(wanted_codes - codes) <= DELAY_MAX_MS)
     is_other = (codes <= EXTENSION_ADDRESS_MAX) | is_time
-    same &= (codes == wanted_codes) | (is_other & (wanted_codes != LOST_CODE))
+    same &= (codes == wanted_codes) | (is_other & (wanted_codes != PLACEHOLDER_CODE))
     later = ~same & (found["position"] > wanted["position"]) & (found["size"] > 0)
     return np.flatnonzero(~same), int(np.count_nonzero(later))

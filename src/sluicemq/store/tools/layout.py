@@ -16,9 +16,10 @@ code 8, store time 8, bitmap size 2, bitmap. The end of a queue is behind its la
 wherever a damaged one lies before it.
 
 `LogWalk` is the one walk over a commit log, sound or not: good records, and the bytes between them.
-A record counts as at recovery (`log.read_scanned`: place, lengths, CRC of the body, no lost
+A record counts as at recovery (`log.parse_log_record`: place, lengths, CRC of the body, no lost
 sector). Recovery stops at the first that does not; this walk goes on behind it, at the next place
-that `store.log.next_good` accepts. Verify, repair and dump all walk here, so they cannot disagree.
+that `store.log.find_next_record_start` accepts. Verify, repair and dump all walk here, so they
+cannot disagree.
 
     Run     good records that follow each other
     Hole    bytes of one file that are no good record: a record whose lengths alone are right, or
@@ -44,15 +45,15 @@ from sluicemq.record import layout
 from sluicemq.record.codec import parse_head
 from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
 from sluicemq.record.table import UNIT_COLUMNS, Mask, Positions, Records
-from sluicemq.store.bulk import Group, Sweep, sweep_piece
-from sluicemq.store.directory import LOG, no_store
+from sluicemq.store.bulk import QueueUnits, Sweep, sweep_piece
+from sluicemq.store.directory import LOG_DIRECTORY, not_a_store_error
 from sluicemq.store.log import (
     DELAYS_MS,
     RECORD_BYTES_MAX,
-    Scanned,
-    explain,
-    next_good,
-    read_scanned,
+    LogRecord,
+    explain_bad_record,
+    find_next_record_start,
+    parse_log_record,
 )
 from sluicemq.store.segments import is_segment_name
 
@@ -172,16 +173,16 @@ class Series:
     def _file(self, path: str) -> File:
         self.is_used = True
         if self._open is None or self._open[0] != path:
-            self.let_go()
+            self.release_descriptor()
             self._open = (path, self._files.open(path))
-            self._files.pool.enter(self)
+            self._files.pool.add(self)
         return self._open[1]
 
     def close(self) -> None:
-        self._files.pool.leave(self)
-        self.let_go()
+        self._files.pool.remove(self)
+        self.release_descriptor()
 
-    def let_go(self) -> None:
+    def release_descriptor(self) -> None:
         """Close the file; the next read opens it again."""
         if self._open is not None:
             self._open[1].close()
@@ -222,11 +223,11 @@ class StoreLayout:
         layout = cls(
             files,
             root,
-            logs or [f"{root}/{LOG}"],
+            logs or [f"{root}/{LOG_DIRECTORY}"],
             consume_queue_path.rstrip("/") or f"{root}/{QUEUES}",
         )
         if not len(layout.log):
-            raise no_store(files, root, ", ".join(layout.log_paths), "--commit-log")
+            raise not_a_store_error(files, root, ", ".join(layout.log_paths), "--commit-log")
         return layout
 
     @property
@@ -432,7 +433,9 @@ _SINGLES: Final = 256
 class Run:
     """Good records that follow each other."""
 
-    def __init__(self, found: Sweep | Scanned, records: Records, groups: list[Group]) -> None:
+    def __init__(
+        self, found: Sweep | LogRecord, records: Records, groups: list[QueueUnits]
+    ) -> None:
         self.records = records
         self.groups = groups
         """The units of the queues in which they stand, by queue."""
@@ -525,14 +528,14 @@ class LogWalk:
                 self.position = file_end
                 yield Hole(start, file_end, "the file is too short")
                 continue
-            head, reason = None, explain(view, at, base, room)
+            head, reason = None, explain_bad_record(view, at, base, room)
             with suppress(ProtocolError):
                 head = parse_head(view, at)
             if head is not None and head.physical_offset == start and head.store_time_ms > 0:
                 self.position = self.whole_end = start + head.size_bytes
                 yield Hole(start, self.position, reason, is_record=True)
                 continue
-            found_at = next_good(self, start + 1, file_end, file_end)
+            found_at = find_next_record_start(self, start + 1, file_end, file_end)
             self.position = file_end if found_at is None else found_at
             yield Hole(start, self.position, reason)
 
@@ -546,17 +549,17 @@ class LogWalk:
                     yield Run(swept, swept.records, swept.groups)
                     continue
             singles = (singles or _SINGLES) - 1
-            found = read_scanned(view, at, base, check_crc=True)
+            found = parse_log_record(view, at, base, check_crc=True)
             if found is None:
                 return
             raw = np.frombuffer(view, np.uint8, found.size_bytes, at)
             records = Records(raw, np.zeros(1, np.int64), found.position)
             # It may stand in several queues.
             own = (found.topic, found.queue_id, found.queue_offset)
-            others = [(key[0].encode(), key[1], offset) for key, offset in found.other_queues()]
+            others = [(key[0].encode(), key[1], offset) for key, offset in found.extra_queues()]
             unit = (found.position, found.size_bytes, found.tag_code(self._delays_ms))
             groups = [
-                Group(topic, queue_id, np.array([offset]), np.array([unit], UNIT_COLUMNS))
+                QueueUnits(topic, queue_id, np.array([offset]), np.array([unit], UNIT_COLUMNS))
                 for topic, queue_id, offset in ((own, *others) if found.is_queued else ())
             ]
             yield Run(found, records, groups)

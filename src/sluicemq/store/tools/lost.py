@@ -12,7 +12,7 @@ its beginning to its end with records that both brokers accept:
     place holder   for each message known to be lost: its topic, queue and offset, an empty body
                    and, where there is room, the property SLUICE_LOST. Offsets stay what they
                    were, also when somebody builds the queues anew from the log; our readers
-                   pass over it (`log.LOST_CODE`)
+                   pass over it (`log.PLACEHOLDER_CODE`)
     filler         a rolled-back message: it stands in no queue and in no index
     blank record   where the hole reaches the end of its file
 
@@ -29,13 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.model.message import PREPARED
+from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.model.topic import TOPIC_LENGTH_MAX
 from sluicemq.record.codec import encode_record
 from sluicemq.record.layout import BLANK, MAGIC_BLANK, RECORD_BYTES_MIN
 from sluicemq.record.table import UNIT_COLUMNS
-from sluicemq.store.bulk import Group
-from sluicemq.store.log import LOST_CODE, LOST_MARK, LOST_NAME, SCHEDULE_TOPIC
-from sluicemq.store.queues import OFFSET_MAX, UNIT_BYTES, is_possible
+from sluicemq.store.bulk import QueueUnits
+from sluicemq.store.log import PLACEHOLDER_CODE, PLACEHOLDER_NAME, PLACEHOLDER_PREPARED_OFFSET
+from sluicemq.store.queues import OFFSET_MAX, UNIT_BYTES, is_valid_key
 from sluicemq.store.tools.layout import Hole, Run, Series
 
 QueueKey = tuple[str, int]
@@ -103,9 +104,9 @@ class _Seen:
         return gap.first <= offset < gap.end and position < gap.before
 
 
-def _place(group: Group, row: int) -> _Place:
+def _place(group: QueueUnits, row: int) -> _Place:
     position, size, code = group.units[row].tolist()
-    return _Place(int(group.offsets[row]), position, position + size, code == LOST_CODE)
+    return _Place(int(group.offsets[row]), position, position + size, code == PLACEHOLDER_CODE)
 
 
 class Inventory:
@@ -126,15 +127,15 @@ class Inventory:
         for group in run.groups:
             key = (group.topic.decode(errors="replace"), group.queue_id)
             # Two in a row confirm each other, and with them all that follow.
-            is_row = group.is_row and len(group.offsets) > 1
-            for row in range(2 if is_row else len(group.offsets)):
+            is_consecutive = group.is_consecutive and len(group.offsets) > 1
+            for row in range(2 if is_consecutive else len(group.offsets)):
                 self._add(key, _place(group, row))
             seen = self._seen.get(key)
-            if is_row and seen is not None and seen.suspect is None:
+            if is_consecutive and seen is not None and seen.suspect is None:
                 seen.last = _place(group, -1)
 
     def _add(self, key: QueueKey, place: _Place) -> None:
-        if not is_possible(key) or not 0 <= place.offset <= OFFSET_MAX:
+        if not is_valid_key(key) or not 0 <= place.offset <= OFFSET_MAX:
             self._contradict(key, place)
             return
         seen = self._seen.get(key)
@@ -262,12 +263,12 @@ def _units(series: Series) -> Iterator[tuple[int, NDArray[Any]]]:
 
 FILLER_BYTES_MAX: Final = 1 << 20
 FILLER_BYTES_MIN: Final = RECORD_BYTES_MIN + 1
-_FILLER_BYTES: Final = RECORD_BYTES_MIN + len(LOST_NAME)
+_FILLER_BYTES: Final = RECORD_BYTES_MIN + len(PLACEHOLDER_NAME)
 _ROLLBACK: Final = PREPARED | 8
 _HOST: Final = bytes((127, 0, 0, 1, 0, 0, 0, 0))
 _HEAD_BYTES: Final = 88
-_PROPERTIES: Final = f"{LOST_NAME}\x011\x02".encode()
-_DELAYED: Final = f"REAL_TOPIC\x01{LOST_NAME}\x02REAL_QID\x010\x02".encode()
+_PROPERTIES: Final = f"{PLACEHOLDER_NAME}\x011\x02".encode()
+_DELAYED: Final = f"REAL_TOPIC\x01{PLACEHOLDER_NAME}\x02REAL_QID\x010\x02".encode()
 """Where a broker's delayed delivery sends the place holder of a delayed message."""
 
 Piece = tuple[int, bytes]
@@ -342,11 +343,13 @@ def _place_holder(
 ) -> bytes:
     (topic, queue_id), offset = item.key, item.offset
     properties = _properties(item, is_marked)
-    return _record(topic, queue_id, offset, position, body, properties, 0, time_ms, LOST_MARK)
+    return _record(
+        topic, queue_id, offset, position, body, properties, 0, time_ms, PLACEHOLDER_PREPARED_OFFSET
+    )
 
 
 def _filler(at: int, size: int, time_ms: int) -> list[Piece]:
-    topic = LOST_NAME[: max(1, size - RECORD_BYTES_MIN)]
+    topic = PLACEHOLDER_NAME[: max(1, size - RECORD_BYTES_MIN)]
     body = bytes(size - RECORD_BYTES_MIN - len(topic))
     record = _record(topic, 0, 0, at, body, b"", _ROLLBACK, time_ms)
     tail = len(topic) + 3

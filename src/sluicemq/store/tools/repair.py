@@ -30,7 +30,12 @@ import orjson
 
 from sluicemq.errors import StoreError
 from sluicemq.files import SYSTEM_FILES, Files
-from sluicemq.store.directory import Checkpoint, Mark, read_checkpoint, write_checkpoint
+from sluicemq.store.directory import (
+    Checkpoint,
+    CheckpointContent,
+    read_checkpoint,
+    write_checkpoint,
+)
 from sluicemq.store.log import DELAYS_MS
 from sluicemq.store.queues import ConsumeQueues
 from sluicemq.store.tools.checks import known_topics
@@ -223,7 +228,7 @@ class _Repair:
         report, layout = self.report, self.layout
         self._note_files()
         inventory = Inventory(self._log.start, layout.queues)
-        mark = self._checkpoint.mark
+        mark = self._checkpoint.latest
         safe_end = (mark.log_offset if mark is not None else 0) if layout.was_interrupted else None
         requeue = Requeue(
             layout.queues, layout.queue_path, self._queue_bytes, known_topics(layout), None,
@@ -257,7 +262,7 @@ class _Repair:
 
     def _walk(self) -> LogWalk:
         """As far as the files, or the mark, say that the log goes."""
-        size, mark = self._log_bytes, self._checkpoint.mark
+        size, mark = self._log_bytes, self._checkpoint.latest
         stop = max(self._log.items[-1].base + 1, mark.log_offset if mark is not None else 0)
         extents = [(base, base + size) for base in range(self._log.start, stop, size)]
         return LogWalk(self._log, extents, self._delays_ms, is_forgiving=True)
@@ -265,7 +270,7 @@ class _Repair:
     def _steps(self, walk: LogWalk) -> Iterator[Run | Hole]:
         told = begin = walk.position
         # About where the log ends: the last file counts as far as the mark says.
-        mark = self._checkpoint.mark
+        mark = self._checkpoint.latest
         end = max(self._log.items[-1].base, mark.log_offset if mark is not None else 0)
         total = max(end - begin, 1)
         for found in walk:
@@ -279,7 +284,7 @@ class _Repair:
     def _note_files(self) -> None:
         report = self.report
         items = self._log.items
-        mark = self._checkpoint.mark
+        mark = self._checkpoint.latest
         if mark is not None and 0 <= mark.log_start < items[0].base:
             report.bad_files.append(
                 f"{self._log_path(mark.log_start)} is missing, and what follows up to"
@@ -304,7 +309,7 @@ class _Repair:
         self, end: int, holes: list[Hole], times: list[int], last_time_ms: int, inventory: Inventory
     ) -> None:
         """Tell damage from a torn tail, and find out what was lost."""
-        mark = self._checkpoint.mark
+        mark = self._checkpoint.latest
         safe_end = mark.log_offset if mark is not None else 0
         real = [n for n, hole in enumerate(holes) if hole.start < max(end, safe_end)]
         tail = holes[len(real) :]
@@ -362,15 +367,15 @@ class _Repair:
         # From now on everything before the end counts as safe, as it is.
         queues = ConsumeQueues(self._files, self.layout.queue_path, self._queue_bytes)
         queues.load(after_crash=False, removes=False)
-        old = self._checkpoint.mark or Mark(0, 0, 0, 0, 0)
-        count, units = queues.totals()
+        old = self._checkpoint.latest or Checkpoint(0, 0, 0, 0, 0)
+        count, units = queues.digest()
         queues.close()
         mark = old._replace(
             sequence=old.sequence + 1, log_offset=end, queues=count, units=units,
             store_time_ms=time_ms, log_start=self._log.start,
         )  # fmt: skip
         if mark.index_offset > end:
-            mark = Mark(*mark[:5], log_start=mark.log_start)
+            mark = Checkpoint(*mark[:5], log_start=mark.log_start)
         write_checkpoint(
             self._files, self.layout.checkpoint_path, mark,
             index_time_ms=self._checkpoint.index_time_ms,
@@ -460,11 +465,11 @@ class _Repair:
         requeue.finish(end)
 
 
-def _checkpoint(layout: StoreLayout) -> Checkpoint:
+def _checkpoint(layout: StoreLayout) -> CheckpointContent:
     try:
         return read_checkpoint(layout.files, layout.checkpoint_path)
     except OSError:
-        return Checkpoint(0, None)
+        return CheckpointContent(0, None)
 
 
 def _ranges(lost: list[Lost]) -> list[LostRange]:

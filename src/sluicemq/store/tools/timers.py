@@ -13,10 +13,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sluicemq.errors import StoreDamagedError
+from sluicemq.files.identity import FileState, FileVerdict, Identity, IdentityFile, RecordSource
 from sluicemq.files.incarnation import read_incarnation
+from sluicemq.model.system_names import TIMER_TOPIC, is_revive_topic
 from sluicemq.record.codec import value_of
 from sluicemq.store.directory import DeletedTopics
-from sluicemq.store.identity import FileVerdict, Identity, IdentityFile, RecordSource, State
 from sluicemq.store.timers.checking import disagreement, revise, unit_arrays
 from sluicemq.store.timers.files import (
     DELETE,
@@ -28,20 +29,11 @@ from sluicemq.store.timers.files import (
     read_timer_checkpoint,
 )
 from sluicemq.store.timers.overdue import delivery_key, target_queue
-from sluicemq.store.timers.placing import (
-    DELETES,
-    OUT,
-    ROLLS,
-    TIMER_TOPIC,
-    parse_record,
-    recall_key,
-)
+from sluicemq.store.timers.placing import DELETES, OUT, ROLLS, parse_record, recall_key
 from sluicemq.store.timers.state import REASONS, checksum_of, details_of
 from sluicemq.store.tools.checks import ERROR, NOTE, WARNING, Findings
 from sluicemq.store.tools.layout import Run, StoreLayout
 
-REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
-"""Topics of POP: what is settled before it is due is never delivered there."""
 PRECISION_MS: Final = 1000
 _TIMER_TOPIC: Final = TIMER_TOPIC.encode()
 _WANTED: Final = OUT + b"\x01"
@@ -142,7 +134,7 @@ class TimerCheck:
         is_past = noted.out_ms + found.precision_ms <= known.read_ms
         if noted.position in listed or (will_be_taken_in and not is_past):
             return
-        if is_past and noted.topic.startswith(REVIVE_PREFIX):
+        if is_past and is_revive_topic(noted.topic):
             return
         if will_be_taken_in and known.replay_offset >= 0 and noted.offset >= known.replay_offset:
             return
@@ -202,8 +194,8 @@ class _Files:
     @property
     def is_discarded(self) -> bool:
         """Whether the files are marked as discarded, so that a start has to build them."""
-        found = self._identity.found
-        return found is not None and found.state is State.DISCARDED
+        found = self._identity.identity
+        return found is not None and found.state is FileState.DISCARDED
 
     def _distrust(self) -> str:
         """Load and check the files as a start would. Return why they cannot be trusted, as a
@@ -215,7 +207,7 @@ class _Files:
         except StoreDamagedError as error:
             return error.fact.rstrip(".")
         verdict = self._identity.check(self._source, lambda: checksum_of(wheel, log, known.log_end))
-        found: Identity | None = self._identity.found
+        found: Identity | None = self._identity.identity
         if found is not None:
             precision_ms = found.details.get("precisionMs")
             if isinstance(precision_ms, int) and precision_ms > 0:
@@ -272,7 +264,7 @@ class _Files:
 
     def counts(self, noted: _Noted) -> bool:
         """Return whether a message still counts: its topic was not deleted after it was stored."""
-        return self._deleted.counts(noted.topic, noted.position)
+        return self._deleted.is_live(noted.topic, noted.position)
 
 
 def _size_of(layout: StoreLayout, path: str) -> int:

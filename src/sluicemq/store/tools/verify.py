@@ -29,6 +29,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from sluicemq.model.message import DELAY, TAGS
+from sluicemq.model.system_names import SCHEDULE_TOPIC
+from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.record.codec import (
     CHECKSUM_BYTES,
     CHECKSUM_START,
@@ -40,8 +42,8 @@ from sluicemq.record.codec import (
 from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.record.table import Positions, Records, equal_rows, rows_at
 from sluicemq.store.directory import read_checkpoint
-from sluicemq.store.log import LIGHT_PREFIX, SCHEDULE_TOPIC, SEARCH_BYTES_MAX, read_scanned
-from sluicemq.store.recover import is_lost_write
+from sluicemq.store.log import SEARCH_BYTES_MAX, parse_log_record
+from sluicemq.store.recover import may_be_lost_write
 from sluicemq.store.tools.checks import (
     ERROR,
     KEPT_PER_KIND,
@@ -103,7 +105,7 @@ class _Verification:
         self._layout = layout
         self._findings = findings
         self._interrupted = layout.was_interrupted
-        mark = read_checkpoint(layout.files, layout.checkpoint_path).mark
+        mark = read_checkpoint(layout.files, layout.checkpoint_path).latest
         self._durable = 1 << 63 if mark is None or not self._interrupted else mark.log_offset
         self._queues = QueueCheck(layout, findings, known_topics(layout))
         self._index = IndexCheck(layout, findings, mark)
@@ -164,13 +166,13 @@ class _Verification:
         )
 
     def _was_unsafe(self, hole: Hole) -> bool:
-        """Whether a power loss may have taken what was there (`recover.is_lost_write`)."""
+        """Whether a power loss may have taken what was there (`recover.may_be_lost_write`)."""
         start, end = hole.start, hole.end
         if start < self._durable:
             return False
         data = self._layout.log.read(start, min(end - start, SEARCH_BYTES_MAX))
         items = self._layout.log.items
-        return is_lost_write(data, start, ends_file=any(item.base == end for item in items))
+        return may_be_lost_write(data, start, ends_file=any(item.base == end for item in items))
 
     def _check_checksums(self, records: Records) -> None:
         """The CRC over the whole record, where it has one (spec/store.md §2.4)."""
@@ -311,7 +313,7 @@ class QueueCheck:
         """A code that is not simply the hash of the tag."""
         position, size, expected = wanted.tolist()
         data = memoryview(self._layout.log.read(position, size))
-        record = read_scanned(data, 0, position, check_crc=False)
+        record = parse_log_record(data, 0, position, check_crc=False)
         assert record is not None  # the walk has just read it
         place = f"{key[0]}/{key[1]} offset {offset}"
         if is_address(code):
@@ -375,7 +377,7 @@ class QueueCheck:
         severity, kind = ERROR, "record-without-unit"
         if queue is None:
             text = f"{where} is in no queue: {topic}/{queue_id} has no files"
-            if self._topics is not None and topic not in self._topics and LIGHT_PREFIX not in topic:
+            if self._topics is not None and topic not in self._topics and LMQ_PREFIX not in topic:
                 severity, kind = NOTE, "deleted-topic"
                 text = f"{where} is of a topic that does not exist (any more)"
         elif stray.offset >= queue.units.end:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from sluicemq.client.core.tracing import (
-    Ended,
-    Finished,
+    ConsumeOutcome,
+    ConsumeTrace,
+    DeliveryTrace,
     MessageKind,
-    Outcome,
-    Published,
-    Taken,
-    encode,
+    SendTrace,
+    TransactionTrace,
+    encode_trace_records,
 )
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
@@ -26,24 +26,24 @@ HOUR_MS = 3_600_000
 COUNT = 40
 
 
-def published(index: int, sent_ms: int, **other: Any) -> Published:
+def published(index: int, sent_ms: int, **other: Any) -> SendTrace:
     fields = {
         "time_ms": sent_ms, "region": "r", "group": "shop", "topic": "orders",
         "message_id": f"m{index}", "tags": "AB"[index % 2], "keys": f"k{index}",
         "store_host": "127.0.0.1:10911", "body_length": 10, "cost_ms": 2,
         "kind": MessageKind.NORMAL, "offset_message_id": f"p{index}", "success": True,
     } | other  # fmt: skip
-    return Published(**fields)
+    return SendTrace(**fields)
 
 
 def delivered(
-    index: int, group: str, taken_ms: int, cost_ms: int, outcome: Outcome, times: int = 0
+    index: int, group: str, taken_ms: int, cost_ms: int, outcome: ConsumeOutcome, times: int = 0
 ) -> list[Any]:
     request = f"{group}-{index}-{times}"
     return [
-        Taken(taken_ms, "r", group, request, f"m{index}", times, f"k{index}"),
-        Finished(request, f"m{index}", cost_ms, outcome is Outcome.SUCCESS, f"k{index}", outcome,
-                 taken_ms + cost_ms, group),
+        DeliveryTrace(taken_ms, "r", group, request, f"m{index}", times, f"k{index}"),
+        ConsumeTrace(request, f"m{index}", cost_ms, outcome is ConsumeOutcome.SUCCESS, f"k{index}",
+                     outcome, taken_ms + cost_ms, group),
     ]  # fmt: skip
 
 
@@ -57,21 +57,23 @@ def history() -> list[list[Any]]:
         sent_ms = START_MS + HOUR_MS * (index // 20) + index
         told = [published(index, sent_ms)]
         if index not in (7, 8):
-            outcome = Outcome.EXCEPTION if index == 3 else Outcome.SUCCESS
+            outcome = ConsumeOutcome.EXCEPTION if index == 3 else ConsumeOutcome.SUCCESS
             told += delivered(index, "billing", sent_ms + 100 + index, 10 + index, outcome)
         if index == 3:
-            told += delivered(index, "billing", sent_ms + 10_000, 5, Outcome.SUCCESS, times=1)
+            told += delivered(
+                index, "billing", sent_ms + 10_000, 5, ConsumeOutcome.SUCCESS, times=1
+            )
         if index % 2:
-            told += delivered(index, "slow", sent_ms + 50, 1_500, Outcome.SUCCESS)
+            told += delivered(index, "slow", sent_ms + 50, 1_500, ConsumeOutcome.SUCCESS)
         events.append(told[:2] if index == 10 else told)
     at_ms = START_MS + HOUR_MS
     events.append([
         published(90, at_ms, message_id="b1,b2", offset_message_id="p1,p2", tags=None),
-        Taken(at_ms + 500, "r", "billing", "q", "b1", 0, None),
-        Finished("q", "b1", 3, True, None, Outcome.SUCCESS),
+        DeliveryTrace(at_ms + 500, "r", "billing", "q", "b1", 0, None),
+        ConsumeTrace("q", "b1", 3, True, None, ConsumeOutcome.SUCCESS),
         published(91, at_ms, message_id="h1", kind=MessageKind.HALF),
-        Ended(at_ms + 5_000, "r", "shop", "orders", "h1", "A", None, None, MessageKind.COMMITTED,
-              "h1", "COMMIT_MESSAGE", False),
+        TransactionTrace(at_ms + 5_000, "r", "shop", "orders", "h1", "A", None, None,
+                         MessageKind.COMMITTED, "h1", "COMMIT_MESSAGE", False),
         *delivered_as("h1", at_ms + 5_040),
         published(92, at_ms, message_id="h2", kind=MessageKind.HALF),
         published(93, at_ms, message_id="f1", success=False, offset_message_id=None),
@@ -83,9 +85,9 @@ def history() -> list[list[Any]]:
 
 def delivered_as(message_id: str, taken_ms: int) -> list[Any]:
     return [
-        Taken(taken_ms, "r", "billing", f"r-{message_id}", message_id, 0, None),
-        Finished(f"r-{message_id}", message_id, 3, True, None, Outcome.SUCCESS, taken_ms + 3,
-                 "billing"),
+        DeliveryTrace(taken_ms, "r", "billing", f"r-{message_id}", message_id, 0, None),
+        ConsumeTrace(f"r-{message_id}", message_id, 3, True, None, ConsumeOutcome.SUCCESS,
+                     taken_ms + 3, "billing"),
     ]  # fmt: skip
 
 
@@ -94,7 +96,7 @@ def traces(admin: Admin, producer: Producer) -> str:
     """A topic of traces; the first message is there twice, as after a send that was repeated."""
     name = "pipeline-traces"
     admin.create_topic(name, queues=2)
-    bodies = [encode(events) for events in history()]
+    bodies = [encode_trace_records(events) for events in history()]
     for index, body in enumerate([bodies[0], *bodies, b"Nonsense\x01\x02"]):
         queue = producer.write_queues(name)[index % 2]
         producer.send(Message(name, body), queue=queue)
@@ -132,8 +134,8 @@ def test_every_record_is_a_row_and_what_nobody_understands_is_counted(
 ) -> None:
     report = ran[0]
     records = [event for told in [history()[0], *history()] for event in told]
-    deliveries = sum(isinstance(event, Taken) for event in records)
-    assert report.figures["events_Pub"] == sum(isinstance(e, Published) for e in records) + 1
+    deliveries = sum(isinstance(event, DeliveryTrace) for event in records)
+    assert report.figures["events_Pub"] == sum(isinstance(e, SendTrace) for e in records) + 1
     assert report.figures["events_SubBefore"] == deliveries
     assert report.figures["events_SubAfter"] == deliveries - 1
     assert report.figures["events_Unread"] == 1

@@ -27,16 +27,16 @@ from sluicemq.errors import (
     RequestTimeoutError,
 )
 from sluicemq.model.ids import Host, parse_host
-from sluicemq.net.accept import Kept
+from sluicemq.net.accept import ListeningSockets
 from sluicemq.net.channel import DIAL_TIMEOUT_S, Channel, OnClose, OnRequest
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.network import OnPeer
-from sluicemq.net.stream import Accept, Stream, StreamUser, receive
+from sluicemq.net.stream import ByteStream, StreamProtocol, StreamProtocolFactory, deliver
 from sluicemq.wire.frames import Pieces
 
 
-def refuse(stream: Stream) -> StreamUser:
+def refuse(stream: ByteStream) -> StreamProtocol:
     """No stream is served here."""
     raise ConfigurationError("Requests are served here, no streams.", fix="Dial another port.")
 
@@ -166,7 +166,7 @@ class Link:
         if data is None:
             self._has_server = False
             self.to_client.closed = True
-            self.peer.lost()
+            self.peer.connection_lost()
         self.tell_server(data)
 
     def cut(self, rng: random.Random) -> None:
@@ -198,18 +198,18 @@ class Call(Link):
         self._endpoint = endpoint
         self._channel = channel
         self._pieces = Pieces(endpoint.dispatcher.frame_bytes_max)
-        channel.connected(self.to_server, remote)
+        channel.connection_made(self.to_server, remote)
 
     def tell_client(self, data: bytes | None) -> None:
         if data is None:
-            self._channel.disconnected(None)
+            self._channel.connection_lost(None)
         elif not self._channel.closed:
-            self._channel.received(data)
+            self._channel.data_received(data)
 
     def tell_server(self, data: bytes | None) -> None:
         endpoint = self._endpoint
         if data is not None:
-            endpoint.dispatcher.serve(self._pieces, self.peer, data)
+            endpoint.dispatcher.handle_data(self._pieces, self.peer, data)
         elif endpoint.on_disconnect is not None:
             endpoint.on_disconnect(self.peer)
 
@@ -218,38 +218,38 @@ class StreamLink(Link):
     """Plain bytes."""
 
     def __init__(
-        self, network: "FaultyNetwork", client: Process, user: StreamUser, endpoint: "Listener",
+        self, network: "FaultyNetwork", client: Process, user: StreamProtocol, endpoint: "Listener",
         remote: Host, local: Host,
     ) -> None:  # fmt: skip
         super().__init__(network, client, endpoint, remote, local)
         self._accept = endpoint.accept
         self._user = user
-        self._served: StreamUser | None = None
+        self._served: StreamProtocol | None = None
         self.stream = Peer(self.to_server, local, remote)
-        self.to_server.on_arrived = user.writable
+        self.to_server.on_arrived = user.resume_writing
         self.to_client.on_arrived = self._writable
 
     def tell_client(self, data: bytes | None) -> None:
         if data is None:
-            self.stream.lost()
-            self._user.lost()
+            self.stream.connection_lost()
+            self._user.connection_lost()
         else:
-            receive(self.stream, data, self._user.received)
+            deliver(self.stream, data, self._user.data_received)
 
     def tell_server(self, data: bytes | None) -> None:
         if data is not None:
-            receive(self.peer, data, self._serve)
+            deliver(self.peer, data, self._serve)
         elif self._served is not None:
-            self._served.lost()
+            self._served.connection_lost()
 
     def _writable(self) -> None:
         if self._served is not None:
-            self._served.writable()
+            self._served.resume_writing()
 
     def _serve(self, data: bytes) -> None:
         if self._served is None:
             self._served = self._accept(self.peer)
-        self._served.received(data)
+        self._served.data_received(data)
 
 
 class Listener:
@@ -257,10 +257,10 @@ class Listener:
 
     def __init__(
         self, network: "FaultyNetwork", process: Process, dispatcher: Dispatcher,
-        on_disconnect: OnPeer | None = None, accept: Accept = refuse,
+        on_disconnect: OnPeer | None = None, accept: StreamProtocolFactory = refuse,
     ) -> None:  # fmt: skip
         self.dispatcher = dispatcher
-        self.kept: Kept = {}
+        self.inherited_sockets: ListeningSockets = {}
         self.accept = accept
         self.process = process
         self.on_disconnect = on_disconnect
@@ -268,7 +268,7 @@ class Listener:
         self._network = network
         self._addresses: list[str] = []
 
-    def keep(self) -> Kept:
+    def duplicate_sockets(self) -> ListeningSockets:
         return {}
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
@@ -314,8 +314,8 @@ class ProcessNetwork:
         return channel
 
     async def dial_stream(
-        self, address: str, user: StreamUser, *, timeout_s: float = DIAL_TIMEOUT_S
-    ) -> Stream:
+        self, address: str, user: StreamProtocol, *, timeout_s: float = DIAL_TIMEOUT_S
+    ) -> ByteStream:
         network = self._network
         listener = await self._reach(address, timeout_s)
         remote = Host("127.0.0.1", next(network.ports))
@@ -341,7 +341,9 @@ class ProcessNetwork:
             raise ConnectionLostError(f"Cannot connect to {address}: refused.")
         return listener
 
-    def stream_listener(self, accept: Accept, *, limits: ServerLimits = SERVER_LIMITS) -> Listener:
+    def stream_listener(
+        self, accept: StreamProtocolFactory, *, limits: ServerLimits = SERVER_LIMITS
+    ) -> Listener:
         del limits
         return Listener(self._network, self._process, Dispatcher({}), accept=accept)
 

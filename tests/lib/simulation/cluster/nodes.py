@@ -120,7 +120,7 @@ class BrokerNode(Node):
             files=self.files,
             network=self.network.of(process),
             executor=InlineExecutor(),
-            stretch=calm.stretch,
+            stretch_pause=calm.stretch,
         )
         await process.run(broker.start())
         calm.watch(broker)

@@ -30,7 +30,7 @@ from simulation.cluster.ledger import Group, Ledger, Place, Sent, place_of
 from simulation.cluster.nodes import BrokerNode, ClientNode
 from simulation.cluster.world import ClusterWorld
 from simulation.crashes.plan import Violation
-from sluicemq.broker.consume.clients import STRICT
+from sluicemq.broker.consume.contracts import STRICT
 from sluicemq.broker.lanes.rules import subscription_key
 from sluicemq.client.aio import members as groups
 from sluicemq.errors import SluiceError
@@ -430,9 +430,9 @@ def _keys(node: BrokerNode) -> dict[str, str]:
     core: Any = node.broker and node.broker.core
     group = core.consumers.groups.get(SPLIT) if core else None
     return {
-        member.client_id.partition("@")[2]: member.wanted[TAGGED].expression.replace(" ", "")
+        member.client_id.partition("@")[2]: member.subscriptions[TAGGED].expression.replace(" ", "")
         for member in (group.members.values() if group is not None else ())
-        if TAGGED in member.wanted
+        if TAGGED in member.subscriptions
     }
 
 

@@ -459,7 +459,7 @@ class BrokerWorld:
         store = self.broker.store
         return {
             key: {
-                queue_id: min(offset, store.end_offset(topic, queue_id))
+                queue_id: min(offset, store.committed_offset(topic, queue_id))
                 if store.queue_exists(topic := key.partition("@")[0], queue_id)
                 else offset
                 for queue_id, offset in queues.items()

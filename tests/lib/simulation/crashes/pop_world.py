@@ -138,7 +138,7 @@ class PopWorld:
         self.opaque += 1
         frame = encode(Command(0, {}, b"", self.opaque, FLAG_RESPONSE))
         self.waiting[self.opaque] = then
-        self.broker.core.turns.send_after_commit(self.client.peer, frame)
+        self.broker.core.group_commit.send_after_commit(self.client.peer, frame)
 
     def _believe(self) -> None:
         for opaque in list(self.client.answers):
@@ -448,7 +448,7 @@ class PopWorld:
         is_known = known is not None and not known.awaited
         # A turn has the time of its beginning, and the clock may have been set since. Deadlines are
         # times of the clock that is never set back.
-        time_ms = max(message.store_time_ms, self.broker.core.steady.now_ms())
+        time_ms = max(message.store_time_ms, self.broker.core.steady_clock.now_ms())
         if known and is_known and known.held.handle.deadline_ms > time_ms:
             raise Violation(f"message {body!r} came back before {known.held.handle}")
         self._check_wanted(promises, body)
@@ -457,7 +457,7 @@ class PopWorld:
         """Whatever is due has come back, when the broker was able to work."""
         if self.disk.is_troubled or self.clock.monotonic_s() - self.calm_s < CALM_S:
             return
-        now_ms = self.broker.core.steady.now_ms()
+        now_ms = self.broker.core.steady_clock.now_ms()
         for promises in self.promises.values():
             for (body, _), known in promises.in_flight.items():
                 is_late = known.held.handle.deadline_ms <= now_ms

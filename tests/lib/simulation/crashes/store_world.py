@@ -21,7 +21,7 @@ from sluicemq.record.codec import decode_record, decode_records
 from sluicemq.record.layout import RECORD_BYTES_MIN
 from sluicemq.store.log import CommitLog
 from sluicemq.store.queues import UNIT, Unit
-from sluicemq.store.store import Store, Visible
+from sluicemq.store.store import Store, VisibleOffsets
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
 ROOT: Final = "/store"
@@ -191,7 +191,7 @@ class StoreWorld:
         self._check_visible(key, found)
         return f"{key[0][:3]}:{key[1]} has {len(found)}"
 
-    def _woken(self, queues: Visible) -> None:
+    def _woken(self, queues: VisibleOffsets) -> None:
         for topic, queue_id, _ in queues:
             key = (topic, queue_id)
             self._saw(key, self._read(key))
@@ -314,7 +314,7 @@ class StoreWorld:
         end = log.skip_blank(records[-1].end)
         segment = log.segments.at(end)
         old = rng.choice(records)
-        data = bytes(log.record(old.position, old.size_bytes) or b"")
+        data = bytes(log.record_view(old.position, old.size_bytes) or b"")
         if rng.random() < 0.3:
             data = rng.randbytes(len(data))
         if segment is not None and segment.end - end > len(data) + RECORD_BYTES_MIN:
@@ -371,7 +371,7 @@ class StoreWorld:
         """The log by itself."""
         log = self._log()
         return [
-            _found(decode_record(bytes(log.record(record.position, record.size_bytes) or b"")))
+            _found(decode_record(bytes(log.record_view(record.position, record.size_bytes) or b"")))
             for record in log.scan(log.start)
         ]
 

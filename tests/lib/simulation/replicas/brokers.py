@@ -113,8 +113,8 @@ class BrokerReplica(ReplicaNode):
 
 def quieten(broker: Broker) -> None:
     """Leave the priority of the test's own thread alone while a slave catches up."""
-    if isinstance(broker.side, SlaveSide):
-        broker.side.follower.on_pace = lambda is_low: None
+    if isinstance(broker.replication_side, SlaveSide):
+        broker.replication_side.follower.on_pace = lambda is_low: None
 
 
 def stretch(period_s: float) -> float:

@@ -18,9 +18,9 @@ from sluicemq.broker.replication.mirror import Applier
 from sluicemq.broker.table import TABLE
 from sluicemq.broker.waiting.requests import DelayRequests
 from sluicemq.files.incarnation import Incarnation
+from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.store.store import Store
 from sluicemq.store.timers.files import TimerCheckpoint
-from sluicemq.store.timers.placing import TIMER_TOPIC
 from sluicemq.store.timers.state import TimerFiles
 from sluicemq.wire.codes import RequestCode
 

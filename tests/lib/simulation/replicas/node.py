@@ -33,8 +33,8 @@ from sluicemq.files import read_text, replace_text
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.model.ids import encode_host, parse_host
 from sluicemq.net.channel import ChannelPool
-from sluicemq.net.dispatch import Dispatcher, Peer, finish_answer
-from sluicemq.net.work.background import in_place
+from sluicemq.net.dispatch import Dispatcher, Peer, encode_response_to
+from sluicemq.net.work.background import offload_inline
 from sluicemq.store.store import Store
 from sluicemq.testing.consensus import MemoryConsensus
 from sluicemq.testing.files import CrashableFiles
@@ -147,7 +147,7 @@ class Seat:
 
     async def _lead(self, term: Term, life: str) -> None:
         store, settings = self.store, self.settings
-        self.epochs.reign(term.epoch, store.offset_min, store.written_offset)
+        self.epochs.reign(term.epoch, store.log_start, store.written_offset)
         self.topics = set(json.loads(read_text(self.files, TOPICS) or "[]"))
         is_sync = settings.store.flush_sync
         self.in_sync = in_sync = InSync(
@@ -159,11 +159,11 @@ class Seat:
         loop = asyncio.get_running_loop()
         self.feeds = Feeds(
             store, in_sync, self.epochs, settings, self.clock, call_soon=loop.call_soon,
-            offload=in_place, admission=Admission(settings),
+            offload=offload_inline, admission=Admission(settings),
         )  # fmt: skip
         in_sync.on_confirmed += [self._show, lambda end: self.feeds.grown()]
         self._requests = StateRequests(
-            self.mirror, in_sync, self.files, self.clock, lambda: store.offset_min
+            self.mirror, in_sync, self.files, self.clock, lambda: store.log_start
         )
         self._ha = self.network.stream_listener(self.feeds.accept)
         await self._ha.start(HOST, [parse_host(self.ha_address).port])
@@ -175,7 +175,7 @@ class Seat:
     def _follow(self, term: Term, life: str) -> None:
         assert self._applier is not None
         follower = self._follower = Follower(
-            self.store, self.store.following(), self.epochs, self.settings, self.clock
+            self.store, self.store.start_following(), self.epochs, self.settings, self.clock
         )
         follower.replica_id = self.id
         follower.master_is_ours = True
@@ -295,7 +295,7 @@ class Seat:
             is_ok = not isinstance(result, BaseException)
             fields = {"queueOffset": str(offset), "queueId": str(queue_id), "msgId": ""}
             code = ResponseCode.SUCCESS if is_ok else ResponseCode.SYSTEM_ERROR
-            peer.write(finish_answer(Command(code, fields), command))
+            peer.write(encode_response_to(Command(code, fields), command))
 
         in_sync.wait(end, done)
         return None
@@ -339,7 +339,7 @@ class Seat:
         def answer(result: int | BaseException) -> bytes:
             is_ok = not isinstance(result, BaseException)
             code = ResponseCode.SUCCESS if is_ok else ResponseCode.SYSTEM_ERROR
-            return finish_answer(Command(code), command)
+            return encode_response_to(Command(code), command)
 
         end = self.store.written_offset
         self.mirror.kept(members, kept)
@@ -475,13 +475,13 @@ class ReplicaNode(Node):
     def log(self) -> tuple[bytes, int]:
         """The bytes of its log, and where they begin."""
         store = self.store
-        position, end = store.offset_min, store.written_offset
+        position, end = store.log_start, store.written_offset
         pieces = []
         while position < end:
-            piece = bytes(store.raw(position, end - position))
+            piece = bytes(store.view_log(position, end - position))
             pieces.append(piece)
             position += len(piece)
-        return b"".join(pieces), store.offset_min
+        return b"".join(pieces), store.log_start
 
     def topics(self) -> frozenset[str]:
         """What it knows of them."""

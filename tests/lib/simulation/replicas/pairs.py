@@ -46,7 +46,7 @@ class PairNode(BrokerReplica):
         config, store, _ = load_broker_config("", overrides=settings, environment={})
         broker = Broker(
             config, store, clock=self.clock, files=self.files, network=self.network.of(process),
-            executor=InlineExecutor(), stretch=stretch,
+            executor=InlineExecutor(), stretch_pause=stretch,
         )  # fmt: skip
         broker.on_opening = lambda dispatcher: quieten(broker)
         await broker.start()
@@ -106,7 +106,7 @@ class PairWorld(TimedWorld):
         master, slave = sorted(self.nodes, key=lambda node: not node.is_master)
         assert master.broker is not None
         assert slave.broker is not None
-        side, other = master.broker.side, slave.broker.side
+        side, other = master.broker.replication_side, slave.broker.replication_side
         assert isinstance(side, MasterSide)
         assert isinstance(other, SlaveSide)
         mirror = side._mirror

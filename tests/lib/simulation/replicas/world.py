@@ -18,7 +18,7 @@ from simulation.crashes.plan import Violation
 from simulation.replicas.node import BROKER, CLUSTER, ReplicaNode
 from sluicemq.broker.failover import election
 from sluicemq.client.core import requests
-from sluicemq.client.core.messages import Outgoing
+from sluicemq.client.core.messages import OutgoingMessage
 from sluicemq.errors import SluiceError
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue, TopicConfig
@@ -203,14 +203,14 @@ class ReplicaWorld(World):
         place = (queue.topic, queue.queue_id)
         send = Send(value, place, self.network.now_s())
         self.history.sends.append(send)
-        outgoing = Outgoing(TOPIC, value.encode(), "", "", 0, 0, wait_store_ok=True)
+        outgoing = OutgoingMessage(TOPIC, value.encode(), "", "", 0, 0, wait_store_ok=True)
         try:
             command = requests.send("senders", queue, outgoing, self.clock.now_ms())
             answer = await client.call(node, command)
         except SluiceError:
             return False
         if answer.code == ResponseCode.SUCCESS:
-            offset = requests.number(answer, "queueOffset")
+            offset = requests.int_field(answer, "queueOffset")
             send.acknowledge(place, offset, self.network.now_s())
         return answer.code == ResponseCode.SUCCESS
 
@@ -225,7 +225,7 @@ class ReplicaWorld(World):
     ) -> None:
         with contextlib.suppress(SluiceError):
             answer = await client.call(node, requests.offset_max(queue))
-            end = requests.number(requests.expect_success(answer), "offset")
+            end = requests.int_field(requests.expect_success(answer), "offset")
             await self._pull(client, node, queue, max(end - back, 0))
 
     async def _pull(
@@ -235,7 +235,7 @@ class ReplicaWorld(World):
         while True:
             subscription = Subscription(TOPIC, "*")
             command = requests.pull("readers", queue, offset, subscription=subscription, lite=True)
-            answer = requests.pull_answer(await client.call(node, command), "")
+            answer = requests.parse_pull_response(await client.call(node, command), "")
             for message in decode_records(answer.data):
                 place = (queue.topic, queue.queue_id)
                 value, now_s = message.body.decode(), self.network.now_s()
@@ -256,7 +256,10 @@ class ReplicaWorld(World):
         before, called_s = self.view.state, self.network.now_s()
         with contextlib.suppress(SluiceError):
             answer = await client.call(node, requests.offset_max(queue))
-            end, after = requests.number(requests.expect_success(answer), "offset"), self.view.state
+            end, after = (
+                requests.int_field(requests.expect_success(answer), "offset"),
+                self.view.state,
+            )
             if before and after and before.epoch == after.epoch and before.master_id == node.id:
                 place, returned_s = (queue.topic, queue.queue_id), self.network.now_s()
                 self.history.ends.append(End(place, end, called_s, returned_s, before.epoch))

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from sluicemq.acl.guard import Access, Guard
-from sluicemq.acl.loading import Source
+from sluicemq.acl.loading import RuleSource
 from sluicemq.acl.verdict import SUB
 from sluicemq.broker.failover.forward import HOLD_S, NOT_MASTER, Forwarder, NotMasterError
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.net.channel import Channel
-from sluicemq.net.dispatch import Before, Dispatcher, Handler, Outcome, Peer
+from sluicemq.net.dispatch import Authorize, Dispatcher, Handler, Outcome, Peer
 from sluicemq.net.network import MemoryNetwork
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
@@ -49,11 +49,11 @@ class World:
         self,
         name: str,
         handlers: Mapping[int, Handler] | None = None,
-        before: Before | None = None,
+        before: Authorize | None = None,
     ) -> None:
         host, _, port = name.partition(":")
         listener = self.network.listener(
-            Dispatcher(handlers or self.handlers(name), before=before),
+            Dispatcher(handlers or self.handlers(name), authorize=before),
             on_disconnect=self.forwarder.disconnected,
         )
         await listener.start(host, [int(port)])
@@ -115,7 +115,7 @@ RULES = """accounts:
 @pytest.fixture
 def guard(tmp_path: Path) -> Guard:
     (tmp_path / "plain_acl.yml").write_text(RULES)
-    found = Guard(Source(SYSTEM_FILES, str(tmp_path / "plain_acl.yml")))
+    found = Guard(RuleSource(SYSTEM_FILES, str(tmp_path / "plain_acl.yml")))
     found.load()
     return found
 
@@ -136,7 +136,7 @@ async def test_what_the_proxy_asks_for_an_account_has_the_rights_of_that_account
 
     codes = Code.CONSUMER_SEND_MSG_BACK, Code.HEART_BEAT
     handlers: dict[int, Handler] = {**world.handlers(MASTER), codes[0]: send_back}
-    await world.serve(MASTER, handlers, before=of_master.before)
+    await world.serve(MASTER, handlers, before=of_master.refuse_command)
     made = world.forwarder.handlers(handlers, is_slave=True, serves_reads=False)
 
     def in_the_name(handler: Handler) -> Handler:
@@ -270,7 +270,7 @@ async def test_a_request_that_was_written_when_the_tunnel_broke_ends_the_connect
     world.forwarder.master = MASTER
     call = asyncio.ensure_future(channel.call(send("x"), 5))
     await asyncio.wait([call])
-    assert "closed before the answer" in str(call.exception())
+    assert "closed before the response" in str(call.exception())
     await world.forwarder.close()
 
 
@@ -291,9 +291,9 @@ async def test_the_last_heartbeat_goes_first_and_the_master_asks_back() -> None:
     await channel.call(send("x"), 5)
     assert [code for code, _ in world.seen[MASTER]] == [Code.HEART_BEAT, Code.SEND_MESSAGE_V2]
     peer = world.seen[MASTER][0][1]
-    peer.notify(Command(Code.NOTIFY_CONSUMER_IDS_CHANGED))
+    peer.send_oneway(Command(Code.NOTIFY_CONSUMER_IDS_CHANGED))
     answers: list[Command] = []
-    peer.ask(Command(Code.GET_CONSUMER_RUNNING_INFO), answers.append)
+    peer.send_request(Command(Code.GET_CONSUMER_RUNNING_INFO), answers.append)
     await asyncio.sleep(0.05)
     assert asked == [Code.NOTIFY_CONSUMER_IDS_CHANGED, Code.GET_CONSUMER_RUNNING_INFO]
     assert [bytes(it.body) for it in answers] == [b"running"]

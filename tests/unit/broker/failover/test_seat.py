@@ -46,7 +46,7 @@ class FakeBroker:
     def __init__(self) -> None:
         self.epochs = SimpleNamespace(last=SimpleNamespace(number=-1))
         self.store = SimpleNamespace(written_offset=100, failure=None)
-        self.side: Any = None
+        self.replication_side: Any = None
         self.claim = Claim(1, "disk", "life")
         self.in_sync: FakeInSync | None = None
         self.core = SimpleNamespace(guard=SimpleNamespace(account=None))
@@ -56,7 +56,7 @@ class FakeBroker:
         self.seat = BrokerSeat()
         self.seat.broker = cast(Any, self)
 
-    async def become(self, term: Term | None) -> None:
+    async def change_role(self, term: Term | None) -> None:
         if self.error is not None:
             raise self.error
 
@@ -83,7 +83,7 @@ class Stage:
         """The numbers of all requests that are answered by now."""
         self.opaque += 1
         data = encode(Command(code, {}, opaque=self.opaque))
-        used, answers = self.broker.dispatcher.feed(data, self.peer)
+        used, answers = self.broker.dispatcher.handle_frames(data, self.peer)
         assert used == len(data)
         self.peer.write(answers)
         return [answer.opaque for answer in self.carrier.answers]

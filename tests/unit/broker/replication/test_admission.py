@@ -35,13 +35,13 @@ class User:
     def __init__(self) -> None:
         self.heard, self.told = b"", list[str]()
 
-    def received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         self.heard += data
 
-    def writable(self) -> None:
+    def resume_writing(self) -> None:
         self.told.append("writable")
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         self.told.append("lost")
 
 
@@ -64,7 +64,7 @@ def test_what_comes_behind_a_ticket_is_heard_however_it_is_cut(
 
     def say() -> None:
         for piece in pieces:
-            door.received(piece)
+            door.data_received(piece)
 
     if needed and not shown:
         with pytest.raises(ConfigurationError, match="sluiceReplicaPeers"):
@@ -80,16 +80,16 @@ def test_another_ticket_opens_nothing(shown: bytes) -> None:
     user = User()
     door = Doorkeeper(stream(), lambda _: user, TICKET)
     with pytest.raises(ConfigurationError):
-        door.received(encode_ticket(shown) + GREETINGS[0])
-    door.writable()
-    door.lost()
+        door.data_received(encode_ticket(shown) + GREETINGS[0])
+    door.resume_writing()
+    door.connection_lost()
     assert (user.heard, user.told) == (b"", [])
 
 
 def test_who_is_behind_the_door_is_told_the_rest() -> None:
     user = User()
     door = Doorkeeper(stream(), lambda _: user, TICKET)
-    door.received(encode_ticket(TICKET) + GREETINGS[0])
-    door.writable()
-    door.lost()
+    door.data_received(encode_ticket(TICKET) + GREETINGS[0])
+    door.resume_writing()
+    door.connection_lost()
     assert user.told == ["writable", "lost"]

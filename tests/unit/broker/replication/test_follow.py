@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from sluicemq.broker.replication.follower import follow
-from sluicemq.net.stream import Stream, StreamUser
+from sluicemq.net.stream import ByteStream, StreamProtocol
 from waiting import limit
 
 
@@ -17,16 +17,16 @@ class RecordingFollower:
         self.fault = ""
         self.told: list[str] = []
 
-    def connected(self, stream: Stream) -> None:
+    def connected(self, stream: ByteStream) -> None:
         self.told.append("connected")
 
-    def received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         self.told.append(data.decode())
 
-    def writable(self) -> None:
+    def resume_writing(self) -> None:
         self.told.append("writable")
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         self.told.append("lost")
 
     def run(self) -> None: ...
@@ -46,9 +46,9 @@ class Network:
 
     def __init__(self) -> None:
         self.streams: list[OpenStream] = []
-        self.users: list[StreamUser] = []
+        self.users: list[StreamProtocol] = []
 
-    async def dial_stream(self, address: str, user: StreamUser) -> OpenStream:
+    async def dial_stream(self, address: str, user: StreamProtocol) -> OpenStream:
         self.streams.append(OpenStream())
         self.users.append(user)
         return self.streams[-1]
@@ -69,14 +69,14 @@ async def test_the_late_end_of_an_old_connection_does_not_end_the_new_one(
     task = asyncio.create_task(follow(network, follower, lambda: "master:1"))  # type: ignore[arg-type]
     try:
         await until(lambda: len(network.users) == 1)
-        network.users[0].received(b"one")
+        network.users[0].data_received(b"one")
         network.streams[0].close()
         await until(lambda: len(network.users) == 2)
-        network.users[1].received(b"two")
-        network.users[0].lost()
-        network.users[0].received(b"late")
-        network.users[0].writable()
-        network.users[1].writable()
+        network.users[1].data_received(b"two")
+        network.users[0].connection_lost()
+        network.users[0].data_received(b"late")
+        network.users[0].resume_writing()
+        network.users[1].resume_writing()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -19,7 +19,7 @@ from sluicemq.files import replace_text
 from sluicemq.model.topic import TopicConfig
 from sluicemq.net.channel import Channel, ChannelPool
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.net.limits import Shares
+from sluicemq.net.limits import FairScheduler
 from sluicemq.net.network import MemoryNetwork
 from sluicemq.net.work.background import Background
 from sluicemq.testing.files import CrashableFiles
@@ -60,7 +60,9 @@ class World:
         self.requests = requests = StateRequests(
             self.mirror, self, self.master, SYSTEM_CLOCK, lambda: 4096
         )
-        background = Background(SYSTEM_CLOCK, Shares(SYSTEM_CLOCK.monotonic_s, loop.call_soon))
+        background = Background(
+            SYSTEM_CLOCK, FairScheduler(SYSTEM_CLOCK.monotonic_s, loop.call_soon)
+        )
 
         def handle(command: Command, peer: Peer) -> Any:
             return requests.follow(decode_header(FollowStateRequest, command.fields), command, peer)
@@ -69,7 +71,7 @@ class World:
             assert isinstance(outcome, Postponed)
             background.run_request(outcome.steps, command, peer)
 
-        dispatcher = Dispatcher({} if is_java else {FOLLOW: handle}, deferred=deferred)
+        dispatcher = Dispatcher({} if is_java else {FOLLOW: handle}, handle_outcome=deferred)
         listener = self.network.listener(dispatcher)
         await listener.start("127.0.0.1", [10911])
         self.listeners.append(listener)
@@ -215,7 +217,7 @@ def test_a_slave_writes_none_of_its_masters_files() -> None:
     assert "T" in topics
     for document in (topics.document, groups.document, offsets.document):
         document.save()
-        sync = document.sync()
+        sync = document.prepare_sync()
         if sync is not None:
             sync()
     assert files.names("/s/config") == []

@@ -37,12 +37,12 @@ class ServerFacts:
     @property
     def is_up(self) -> bool:
         """Whether the server answered as the kind of server that was expected."""
-        return self.reach is Reachability.ANSWERS and not self.code
+        return self.reach is Reachability.RESPONDS and not self.code
 
     @property
     def is_other_kind(self) -> bool:
         """Whether a RocketMQ server of another kind answered: it does not support the request."""
-        return self.reach is Reachability.ANSWERS and self.code == UNSUPPORTED
+        return self.reach is Reachability.RESPONDS and self.code == UNSUPPORTED
 
     @property
     def host(self) -> str:

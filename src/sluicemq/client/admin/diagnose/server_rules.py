@@ -17,7 +17,7 @@ REQUEST_WAIT_MS: Final = 200
 """RocketMQ refuses a send that has waited longer (waitTimeMillsInSendQueue)."""
 
 Condition = Callable[[ClusterFacts], Iterable[Values]]
-_UNREACHED: Final = (Reachability.REFUSED, Reachability.SILENT, Reachability.UNRESOLVED)
+_UNREACHED: Final = (Reachability.REFUSED, Reachability.UNREACHABLE, Reachability.UNRESOLVED)
 
 
 def each(name: str, items: Iterable[object]) -> Iterator[Values]:
@@ -244,7 +244,7 @@ def _down(facts: ClusterFacts) -> Iterator[Values]:
     kinds = ("wildcard", "loopback", "private")
     wrongly_registered = [broker for kind in kinds for broker in _lost_brokers(facts, kind)]
     for broker in facts.brokers:
-        is_down = broker.reach in (Reachability.REFUSED, Reachability.SILENT)
+        is_down = broker.reach in (Reachability.REFUSED, Reachability.UNREACHABLE)
         if is_down and broker not in wrongly_registered:
             yield {"broker": broker}
 
@@ -285,7 +285,9 @@ def _skewed_clocks(facts: ClusterFacts) -> Iterator[Values]:
 REACHABILITY_RULES: Final = (
     Rule(
         Code.NAME_SERVER_DOWN,
-        _name_servers_found(Reachability.REFUSED, Reachability.SILENT, Reachability.MUTE),
+        _name_servers_found(
+            Reachability.REFUSED, Reachability.UNREACHABLE, Reachability.UNRESPONSIVE
+        ),
         "The name server {server.address} does not answer: {server.reach} ({server.detail}).",
         "refused: start it, or check the port. silent: check firewalls and routes, and that the "
         "machine is on. mute: it hangs, or another program has the port.",
@@ -351,7 +353,7 @@ REACHABILITY_RULES: Final = (
     ),
     Rule(
         Code.BROKER_MUTE,
-        _brokers_found(Reachability.MUTE),
+        _brokers_found(Reachability.UNRESPONSIVE),
         "The broker {broker.name} at {broker.address} accepts connections but does not respond.",
         "Look at its log and its machine: it hangs, or another program has its port.",
     ),

@@ -13,13 +13,13 @@ from simulation.stepped import (
     send_fields,
 )
 from sluicemq.broker.consume import matching
-from sluicemq.broker.consume.filter_watch import REASONS_MAX, Troubles
+from sluicemq.broker.consume.filter_diagnostics import REASONS_MAX, FilterFailures
 from sluicemq.broker.metrics import BrokerCollector
 from sluicemq.errors import RequestError
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
-from sluicemq.net.limits import Shares
-from sluicemq.net.work.background import LONG_REQUESTS_MAX, SLICE_S, Background, Steps
+from sluicemq.net.limits import FairScheduler
+from sluicemq.net.work.background import LONG_REQUESTS_MAX, SLICE_S, Background, WorkItem
 from sluicemq.wire import bodies
 from sluicemq.wire.frames import Command
 
@@ -113,7 +113,7 @@ def test_the_survey_finds_by_itself_what_metrics_and_runtime_show(
     filled.call(11, pull_fields(offset=4, maxMsgNums=1, **SQL))
     broker.core.offsets.commit("G", "T", 0, 7)
     broker.advance(11)
-    assert broker.core.filter_watch.matches["T", "G"][0] == 2
+    assert broker.core.filter_watch.survey_results["T", "G"][0] == 2
     assert broker.core.runtime.table()["sluiceFilter:T@G"] == "matched 1 filtered 2 errors 0"
     names = {metric.name for metric in BrokerCollector(lambda: broker.core).collect()}
     assert {"sluicemq_filter_errors", "sluicemq_consumer_lag_matching_messages"} <= names
@@ -172,7 +172,7 @@ def test_a_trial_that_cannot_be_made_is_refused(
 
 
 def test_reasons_do_not_grow_without_end() -> None:
-    troubles = Troubles()
+    troubles = FilterFailures()
     for number in range(100):
         troubles.add(f"reason {number}", 2)
     assert troubles.total == 200
@@ -190,7 +190,7 @@ class Watched(ManualClock):
         return super().monotonic_s()
 
 
-def steps(log: list[str], name: str, count: int) -> Steps[Command]:
+def steps(log: list[str], name: str, count: int) -> WorkItem[Command]:
     for number in range(count):
         log.append(f"{name}{number}")
         yield None
@@ -204,7 +204,7 @@ def test_long_work_is_answered_later_and_leaves_room_between(
     background = broker.core.background
     heartbeat(filled, "UNIQ_KEY <> 'U3'")
     monkeypatch.setattr(background, "_clock", Watched())
-    monkeypatch.setattr(matching, "RECORDS_A_STEP", 1)
+    monkeypatch.setattr(matching, "RECORDS_PER_STEP", 1)
     request = filled.request(900131, {"consumerGroup": "G", "topic": "T"})
     filled.feed(request)
     assert request.opaque not in filled.answers, "it takes more than a slice"
@@ -221,7 +221,7 @@ def test_works_take_turns_and_one_whose_asker_is_gone_ends() -> None:
     log: list[str] = []
     clock, broker = Watched(), SteppedBroker()
     first, second = broker.connect(), broker.connect()
-    background = Background(clock, Shares(clock.monotonic_s, soon.append))
+    background = Background(clock, FairScheduler(clock.monotonic_s, soon.append))
     request = Command(900131, {}, b"", 7)
     assert background.answer(steps(log, "a", 9), request, first.peer) is None
     assert background.answer(steps(log, "b", 9), request, second.peer) is None
@@ -238,10 +238,12 @@ def test_a_job_is_done_elsewhere_and_its_failure_answered() -> None:
     jobs: list[tuple[object, object]] = []
     broker = SteppedBroker()
     client = broker.connect()
-    background = Background(clock := ManualClock(), Shares(clock.monotonic_s, lambda _: None))
+    background = Background(
+        clock := ManualClock(), FairScheduler(clock.monotonic_s, lambda _: None)
+    )
     background.offload = lambda job, done: jobs.append((job, done))
 
-    def work() -> Steps[Command]:
+    def work() -> WorkItem[Command]:
         yield lambda: None
         return Command(0)
 
@@ -251,7 +253,7 @@ def test_a_job_is_done_elsewhere_and_its_failure_answered() -> None:
 
 
 def test_too_many_questions_are_refused() -> None:
-    background = Background(clock := Watched(), Shares(clock.monotonic_s, lambda _: None))
+    background = Background(clock := Watched(), FairScheduler(clock.monotonic_s, lambda _: None))
     client = SteppedBroker().connect()
     for number in range(LONG_REQUESTS_MAX):
         background.answer(steps([], "a", 9), Command(900131, {}, b"", number), client.peer)
@@ -264,6 +266,8 @@ def test_a_failure_in_the_first_slice_is_raised() -> None:
         raise RequestError(23, "no")
         yield
 
-    background = Background(clock := ManualClock(), Shares(clock.monotonic_s, lambda _: None))
+    background = Background(
+        clock := ManualClock(), FairScheduler(clock.monotonic_s, lambda _: None)
+    )
     with pytest.raises(RequestError, match="no"):
         background.answer(work(), Command(900131), SteppedBroker().connect().peer)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import traceback
 import pytest
 
 from sluicemq import Sluice
-from sluicemq.client.home import Forks, Home
+from sluicemq.client.affinity import ClientAffinity, ForkCounter
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.client.sync.producer import Producer
@@ -70,7 +70,7 @@ def test_a_client_is_refused_after_a_fork_and_goes_on_in_its_own_process(fake_th
     if kind == "a blocking producer":
         client.send("t", b"open connections are shared by a fork")
     told = in_fork(lambda: use(client))
-    assert told.startswith("ConfigurationError: this client was made in process"), told
+    assert told.startswith("ConfigurationError: this client was created in process"), told
     assert f"process {os.getpid()}" in told
     assert "after the fork" in told
     if kind == "a blocking producer":
@@ -98,9 +98,9 @@ def test_a_client_that_is_made_after_the_fork_works(fake_thread):
 
 
 def test_a_fork_is_counted_in_the_child_alone():
-    before = Forks.count
-    assert in_fork(lambda: Forks.count) == str(before + 1)
-    assert Forks.count == before
+    before = ForkCounter.count
+    assert in_fork(lambda: ForkCounter.count) == str(before + 1)
+    assert ForkCounter.count == before
 
 
 # ------------------------------------------------------------------------------- event loops
@@ -206,10 +206,10 @@ def test_a_client_may_be_made_outside_of_a_loop_and_belongs_to_its_first_one(fak
 
 
 def test_a_home_without_a_loop_takes_the_first():
-    home = Home()
+    affinity = ClientAffinity()
 
     async def enter() -> None:
-        home.enter()
+        affinity.check_loop()
 
     asyncio.run(enter())
     with pytest.raises(ConfigurationError, match="which is closed"):

@@ -1,24 +1,25 @@
-"""Identity of derived files: may a start trust a file that the commit log can rebuild?
+"""Identity of derived files: whether a start may trust a file that the commit log can rebuild.
 
-A derived file (the timer wheel, the key index, property columns …) says nothing that the commit log
-or a table does not say too. It can look complete and still be wrong: zeroed, older than the log,
-copied from another store, or left behind by an earlier term as master. Therefore each derived file
-has an *identity file* beside it, `<path>.identity`, a JSON document of our own:
+A derived file (the timer wheel, the key index, property columns, …) contains nothing that the
+commit log or a table does not contain too. It can look complete and still be wrong: zeroed, older
+than the log, copied from another store, or left behind by an earlier term as master. Therefore each
+derived file has an *identity file* beside it, `<path>.identity`, a JSON document that only SluiceMQ
+uses:
 
     incarnation   the `Incarnation` of the store in which the file was built
-    position      physical offset of the last record that the file covers; -1: it covers none
+    position      physical offset of the last record that the file covers; -1 if it covers none
     recordCrc     CRC-32 of that record, so that another log of the same length is noticed
     state         open: the process may be changing the file
-                  sealed: the store was shut down cleanly, and `checksum` holds
+                  sealed: the store was shut down cleanly, and `checksum` is valid
                   discarded: the owner has discarded the file, and it has to be built
     checksum      CRC-32 of the file's content, as its owner computes it (`content_checksum`)
     details       facts of the owner, for example the version of a table that belongs to the file
 
-The document carries a CRC of itself; a damaged one counts as missing. RocketMQ never looks at it:
-for a directory whose files RocketMQ lists (`timerlog/`, `index/`, `consumequeue/`) the identity
-file lies beside the directory, never inside.
+The document contains a CRC of itself; a damaged one counts as missing. RocketMQ never reads it: for
+a directory whose files RocketMQ lists (`timerlog/`, `index/`, `consumequeue/`) the identity file
+lies beside the directory, never inside.
 
-How an owner of a derived file uses it:
+How the owner of a derived file uses its identity:
 
     start         `check` returns a `FileVerdict`. SEALED: trust the file. OPEN: the process was
                   killed; check the file's structure from the last durable point on. UNKNOWN:
@@ -27,7 +28,8 @@ How an owner of a derived file uses it:
                   and build it.
     first change  `mark_open`, before the first byte of the file changes. Later calls cost nothing.
     shutdown      `mark_sealed`, when the file is synced, with its checksum.
-    slave         `mark_discarded`, then remove the file: another master's log must not meet it.
+    slave         `mark_discarded`, then remove the file: it must not be used with the log of
+                  another master.
     offline       `read_identity` and `read_incarnation` change nothing.
 
 `Store.open` keeps the incarnation of every store (`files.incarnation`).
@@ -46,16 +48,19 @@ IDENTITY_SUFFIX: Final = ".identity"
 NO_RECORD: Final = -1
 """The position of a derived file that covers no record."""
 TEXT_BEFORE: Final = "before"
-"""Detail of a document: the checksum of the text that it had before."""
+"""The detail that contains the checksum of a document's previous text."""
 CHECKSUM_BLOCK_BYTES: Final = 1 << 16
 _SIZE_BYTES: Final = 4
 _RECORD_BYTES_MAX: Final = 1 << 26
-_ZEROS: Final = bytes(CHECKSUM_BLOCK_BYTES)
+_ZERO_BLOCK: Final = bytes(CHECKSUM_BLOCK_BYTES)
 
 
 class RecordSource(NamedTuple):
-    """The commit log, as far as identities need it. `start` is the first position that it still
-    holds. `read(position, size)` returns fewer bytes, or none, where the log ends."""
+    """The commit log as identities read it.
+
+    `start` is the first position that the log still has. `read(position, size)` returns fewer
+    bytes, or none, where the log ends.
+    """
 
     start: int
     read: Callable[[int, int], bytes]
@@ -69,8 +74,8 @@ class RecordSource(NamedTuple):
         return zlib.crc32(data) if len(data) == size else None
 
 
-class State(enum.Enum):
-    """The mark that the owner of a derived file wrote last."""
+class FileState(enum.Enum):
+    """What the owner of a derived file last noted about it."""
 
     OPEN = "open"
     SEALED = "sealed"
@@ -83,13 +88,13 @@ class FileVerdict(enum.Enum):
     SEALED = enum.auto()
     """Sealed by this store at a clean shutdown, and its content has not changed since."""
     OPEN = enum.auto()
-    """Of this store, and in use when the process ended."""
+    """Belongs to this store, and was in use when the process ended."""
     UNKNOWN = enum.auto()
-    """Without an identity that can be read."""
+    """Has no readable identity."""
     DISCARDED = enum.auto()
     """Marked as discarded by its owner, for example by a slave."""
     FOREIGN = enum.auto()
-    """Of another incarnation, or the log does not hold the record up to which it was built."""
+    """From another incarnation, or the log lacks the record up to which the file was built."""
     CHANGED = enum.auto()
     """Sealed at a clean shutdown, but its content has changed since."""
 
@@ -98,7 +103,7 @@ class Identity(NamedTuple):
     """The content of an identity file. The module describes the fields."""
 
     incarnation: str
-    state: State
+    state: FileState
     position: int = NO_RECORD
     record_crc: int = 0
     checksum: int = 0
@@ -117,23 +122,25 @@ class Identity(NamedTuple):
         return json.dumps({"crc": _crc_of(content), "identity": content}, indent=1) + "\n"
 
     @classmethod
-    def of_text(cls, text: str) -> "Identity":
-        """Decode the content of an identity file. Raises ValueError, KeyError or TypeError if it is
-        damaged."""
+    def from_text(cls, text: str) -> "Identity":
+        """Decode the content of an identity file.
+
+        Raises ValueError, KeyError or TypeError if it is damaged.
+        """
         document = json.loads(text)
         content = document["identity"]
         if document["crc"] != _crc_of(content):
             raise ValueError("the CRC does not match")
         return cls(
             content["incarnation"],
-            State(content["state"]),
+            FileState(content["state"]),
             content["position"],
             content["recordCrc"],
             content["checksum"],
             content["details"],
         )
 
-    def is_of(self, incarnation: str, log: RecordSource) -> bool:
+    def matches(self, incarnation: str, log: RecordSource) -> bool:
         """Return whether a file with this identity was built from this log in this incarnation.
 
         A record that retention has removed cannot be compared, and does not count against it.
@@ -153,8 +160,8 @@ class IdentityFile:
         self._files = files
         self._path = path + IDENTITY_SUFFIX
         self._incarnation = incarnation
-        self.found: Identity | None = None
-        """What the file says, as of the last `check` or change."""
+        self.identity: Identity | None = None
+        """The content of the file after the last `check` or change; None if there is none."""
 
     def check(self, log: RecordSource, checksum: Callable[[], int]) -> FileVerdict:
         """Read the identity file and return how far the derived file may be trusted.
@@ -162,28 +169,30 @@ class IdentityFile:
         `checksum` computes the checksum of the content as it is now; it is called only for a sealed
         file of this store. Raises OSError.
         """
-        self.found = found = read_identity(self._files, self._path.removesuffix(IDENTITY_SUFFIX))
+        self.identity = found = read_identity(self._files, self._path.removesuffix(IDENTITY_SUFFIX))
         if found is None:
             return FileVerdict.UNKNOWN
-        if found.state is State.DISCARDED:
+        if found.state is FileState.DISCARDED:
             return FileVerdict.DISCARDED
-        if not found.is_of(self._incarnation, log):
+        if not found.matches(self._incarnation, log):
             return FileVerdict.FOREIGN
-        if found.state is State.OPEN:
+        if found.state is FileState.OPEN:
             return FileVerdict.OPEN
         return FileVerdict.SEALED if checksum() == found.checksum else FileVerdict.CHANGED
 
     def mark_open(self) -> None:
-        """Mark the derived file as open, durably: its content is about to change. Call this before
-        its first byte changes; do nothing if it is open already. Keep the position of the last
-        record, if it is of this incarnation. Raises OSError."""
-        found = self.found
-        is_open = found is not None and found.state is State.OPEN
+        """Mark the derived file as open, durably: its content is about to change.
+
+        Call this before its first byte changes. Does nothing if the file is open already. Keeps the
+        position of the last record if the identity is from this incarnation. Raises OSError.
+        """
+        found = self.identity
+        is_open = found is not None and found.state is FileState.OPEN
         if not is_open or found is None or found.incarnation != self._incarnation:
             is_known = found is not None and found.incarnation == self._incarnation
             position = found.position if found is not None and is_known else NO_RECORD
             crc = found.record_crc if found is not None and is_known else 0
-            self._write(Identity(self._incarnation, State.OPEN, position, crc))
+            self._write(Identity(self._incarnation, FileState.OPEN, position, crc))
 
     def mark_sealed(
         self,
@@ -192,60 +201,67 @@ class IdentityFile:
         checksum: int,
         details: Mapping[str, int | str] | None = None,
     ) -> None:
-        """Mark the derived file as sealed, durably: it is complete and synced, covers the log up to
-        and including the record at `position` (NO_RECORD: none), and has this `checksum`.
+        """Mark the derived file as sealed, durably: it is complete and synced.
 
-        If the log has no record at `position`, NO_RECORD is written. `details` are facts of the
-        owner. Raises OSError.
+        `checksum` is that of its content. The file covers the log up to and including the record at
+        `position` (NO_RECORD if it covers none). If the log has no record at `position`, NO_RECORD
+        is written. `details` are facts of the owner. Raises OSError.
         """
         crc = log.record_crc(position) if position != NO_RECORD else 0
         if crc is None:  # no record is there: nothing could confirm the file later
             position, crc = NO_RECORD, 0
         self._write(
-            Identity(self._incarnation, State.SEALED, position, crc, checksum, details or {})
+            Identity(self._incarnation, FileState.SEALED, position, crc, checksum, details or {})
         )
 
     def mark_discarded(self) -> None:
-        """Mark the derived file as discarded, durably: it must not be read any more. Call this
-        before the file is removed, and before it is built again. The next `mark_open` replaces the
-        mark. Raises OSError."""
-        if self.found is None or self.found.state is not State.DISCARDED:
-            self._write(Identity(self._incarnation, State.DISCARDED))
+        """Mark the derived file as discarded, durably: it must not be read any more.
+
+        Call this before the file is removed, and before it is built again. The next `mark_open`
+        replaces the mark. Raises OSError.
+        """
+        if self.identity is None or self.identity.state is not FileState.DISCARDED:
+            self._write(Identity(self._incarnation, FileState.DISCARDED))
 
     def _write(self, identity: Identity) -> None:
         overwrite_text(self._files, self._path, identity.to_text())
-        self.found = identity
+        self.identity = identity
 
 
 def read_identity(files: Files, path: str) -> Identity | None:
-    """Return the identity of the derived file at `path`; None if its identity file is missing or
-    damaged. Raises OSError."""
+    """Return the identity of the derived file at `path`.
+
+    Returns None if its identity file is missing or damaged. Raises OSError.
+    """
     try:
         text = read_text(files, path + IDENTITY_SUFFIX)
-        return None if text is None else Identity.of_text(text)
+        return None if text is None else Identity.from_text(text)
     except (ValueError, KeyError, TypeError):
         return None
 
 
 def text_checksum(text: str | None) -> int:
-    """Return the checksum of a document's text, 0 for one that is missing."""
+    """Return the checksum of a document's text; 0 if the document is missing."""
     return 0 if text is None else zlib.crc32(text.encode("utf-8", "surrogatepass"))
 
 
 def is_last_text(found: Identity, text: str | None) -> bool:
-    """Return whether a document with the identity `found` has the text that was written last, or,
-    after a kill between identity and document, the one before."""
+    """Return whether `text` is the text that was written last with the identity `found`.
+
+    After a kill between the writes of identity and document, the previous text is accepted too.
+    """
     return text is not None and text_checksum(text) in (
-        found.checksum, found.details.get(TEXT_BEFORE)
-    )  # fmt: skip
+        found.checksum,
+        found.details.get(TEXT_BEFORE),
+    )
 
 
 def content_checksum(file: File, start: int = 0, end: int | None = None, crc: int = 0) -> int:
     """Return a CRC-32 of the bytes [start, end) of a file, the whole file by default.
 
     Blocks of zeros and holes count alike, and cost next to nothing: a sparse file and its copy
-    without holes have the same checksum. The bytes are read with `pread`: a mapped hole could need
-    a page that a full tmpfs does not have. `crc` chains the checksums of several files.
+    without holes have the same checksum. The bytes are read with `pread`, because a mapped hole
+    could need a page that a full tmpfs does not have. `crc` chains the checksums of several files.
     """
     end = file.size() if end is None else min(end, file.size())
     at = start
@@ -254,15 +270,17 @@ def content_checksum(file: File, start: int = 0, end: int | None = None, crc: in
         data = file.pread(min(CHECKSUM_BLOCK_BYTES, end - at), at)
         if not data:
             break
-        if data != _ZEROS[: len(data)]:
+        if data != _ZERO_BLOCK[: len(data)]:
             crc = zlib.crc32(data, zlib.crc32(at.to_bytes(8), crc))
         at += CHECKSUM_BLOCK_BYTES
     return crc
 
 
 def file_checksum(files: Files, path: str, crc: int = 0) -> int:
-    """Return a CRC-32 of the size and the content (`content_checksum`) of the file at `path`,
-    continued from `crc`. Return `crc` if the file is missing. Raises OSError."""
+    """Return a CRC-32 of the size and the content (`content_checksum`) of the file at `path`.
+
+    `crc` is the checksum to continue from. Returns `crc` if the file is missing. Raises OSError.
+    """
     if not files.exists(path):
         return crc
     with closing(files.open(path)) as file:

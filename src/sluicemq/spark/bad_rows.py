@@ -1,0 +1,221 @@
+"""Find the rows of a task that cannot be sent, and treat them as the option `badRows` says.
+
+A row is bad because of its content: it has no body, its tag contains a bar, its properties are too
+large, or a broker calls it illegal (larger than the broker accepts, or a delay that is too long).
+
+Whole batches are checked as columns, so good rows cost nothing extra. Only a batch that fails, here
+or at the broker, is halved until its bad rows are found. The option `badRows` decides their fate:
+
+    fail         the first bad row is an error that names its number, its keys, the column and a fix
+    skip         bad rows are left out, counted and logged
+    topic:NAME   bad rows are sent to that topic as JSON, with the reason in properties; with
+                 exactly-once delivery they are part of the epoch
+"""
+
+import base64
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from sluicemq.client.core.messages import BODY_BYTES_MAX
+from sluicemq.spark.rows import RowError, split_batch
+from sluicemq.spark.senders import PreparedRows, Sender
+
+REASON_PROPERTY: Final = "SLUICE_BAD_ROW"
+COLUMN_PROPERTY: Final = "SLUICE_BAD_COLUMN"
+TRUNCATED_PROPERTY: Final = "SLUICE_BAD_ROW_CUT"
+FAIL: Final = "fail"
+TOPIC_PREFIX: Final = "topic:"
+_IDENTIFYING_ROLES: Final = ("message_id", "keys", "sharding_key")
+"""The roles whose values an error shows, so that a user finds the row."""
+_DELAY_ROLES: Final = ("delay_level", "delay_ms", "deliver_at")
+_SHOWN_LENGTH_MAX: Final = 100
+_LOGGED_ROWS_MAX: Final = 5
+_VALUE_LENGTH_MAX: Final = 1_000
+"""Characters or bytes that are kept of each value of a bad row that is too large."""
+logger = logging.getLogger(__name__)
+
+
+class BadRowHandler:
+    """Separates the good rows of one task from its bad rows.
+
+    `row_count` is the number of rows that were read from the task's input, `bad_count` the number
+    of bad ones among them.
+    """
+
+    def __init__(
+        self, roles: Mapping[str, str], topic: str | None, policy: str, sender: Sender
+    ) -> None:
+        """Create a handler for one task.
+
+        `roles` maps each role to its column, `topic` is the option `topic`, and `policy` is the
+        value of the option `badRows`.
+        """
+        self._roles = roles
+        self._topic = topic
+        self._policy = policy
+        self._sender = sender
+        self.row_count = 0
+        self.bad_count = 0
+        self._logged_properties: set[str] = set()
+
+    def prepare_rows(self, batches: Iterator[Any]) -> Iterator[PreparedRows]:
+        """Yield the rows to send: the good rows of each Arrow batch, then messages for bad rows.
+
+        The caller sends what it receives with the handler's sender before it asks for more: rows
+        that brokers refuse are found in this way, and yielded as bad rows too. Messages for bad
+        rows are yielded only under the policy `topic:NAME`. Raises RowError for the first bad row
+        under the policy `fail`.
+        """
+        for batch in (part for whole in batches for part in split_batch(whole)):
+            if not batch.num_rows:
+                continue
+            row_numbers = range(self.row_count + 1, self.row_count + batch.num_rows + 1)
+            try:
+                prepared = self._prepare(batch, row_numbers)
+            except RowError:
+                bad = dict(self._find_bad_rows(batch, 0, batch.num_rows))
+                good = [index for index in range(batch.num_rows) if index not in bad]
+                if good:
+                    good_rows = batch.take(pa.array(good, pa.int64()))
+                    yield self._prepare(good_rows, [row_numbers[index] for index in good])
+                yield from self._handle_bad_rows(batch, row_numbers, bad)
+            else:
+                yield prepared
+            self.row_count += batch.num_rows
+            yield from self._handle_refused_rows()
+        self._sender.send_thread.flush()
+        yield from self._handle_refused_rows()
+
+    def _prepare(self, batch: Any, row_numbers: Sequence[int]) -> PreparedRows:
+        """Return the rows of `batch`, ready to send. Raises RowError if one of them is bad."""
+        rows = PreparedRows(batch, self._roles, self._topic, row_numbers)
+        if new := rows.skipped_properties - self._logged_properties:
+            self._logged_properties |= new
+            logger.info(
+                "Properties of a message's first delivery are not written: %s",
+                ", ".join(sorted(new)),
+            )
+        topics = [self._topic] if rows.topics is None else pc.unique(rows.topics).to_pylist()
+        added_bytes = max(self._sender.added_property_bytes_max(topic or "") for topic in topics)
+        rows.check_sizes(added_bytes)
+        return rows
+
+    def _find_bad_rows(self, batch: Any, start: int, stop: int) -> Iterator[tuple[int, RowError]]:
+        """Yield (index, error) of each bad row in [start, stop), in order.
+
+        Raises RowError for the first bad row under the policy `fail`.
+        """
+        try:
+            self._prepare(batch.slice(start, stop - start), ())
+        except RowError as error:
+            if stop - start > 1:
+                middle = (start + stop) // 2
+                yield from self._find_bad_rows(batch, start, middle)
+                yield from self._find_bad_rows(batch, middle, stop)
+            elif self._policy == FAIL:
+                raise self._make_error(batch, start, self.row_count + start + 1, error) from None
+            else:
+                yield start, error
+
+    def _handle_refused_rows(self) -> Iterator[PreparedRows]:
+        """Handle the rows that brokers have refused since the last call, as bad rows.
+
+        Raises the broker's RequestError if it refused a message that was made for a bad row.
+        """
+        by_batch: dict[int, tuple[PreparedRows, dict[int, RowError]]] = {}
+        while self._sender.refused_rows:
+            rows, index, error = self._sender.refused_rows.pop(0)
+            if not rows.row_numbers:  # the message of a bad row, for the topic of bad rows
+                raise error
+            role = "body"
+            if "delay" in error.fact:
+                role = next((one for one in _DELAY_ROLES if one in self._roles), role)
+            row_error = RowError(f"{error.fact}.", role=role, fix=error.fix)
+            by_batch.setdefault(id(rows), (rows, {}))[1][index] = row_error
+        for rows, errors in by_batch.values():
+            if self._policy == FAIL:
+                index = min(errors)
+                raise self._make_error(rows.batch, index, rows.row_numbers[index], errors[index])
+            yield from self._handle_bad_rows(rows.batch, rows.row_numbers, errors)
+
+    def _handle_bad_rows(
+        self, batch: Any, row_numbers: Sequence[int], errors: Mapping[int, RowError]
+    ) -> Iterator[PreparedRows]:
+        """Count the bad rows, log the first ones, and yield messages for them if they are kept.
+
+        `errors` maps the index of each bad row in `batch` to what is wrong with it.
+        """
+        for index, error in list(errors.items())[: max(0, _LOGGED_ROWS_MAX - self.bad_count)]:
+            logger.warning("%s", self._describe(batch, index, row_numbers[index], error))
+        self.bad_count += len(errors)
+        if self._policy.startswith(TOPIC_PREFIX):
+            roles = {"body": "body", "properties": "properties"}
+            messages = _make_messages(batch, errors, self._roles)
+            yield PreparedRows(messages, roles, self._policy.removeprefix(TOPIC_PREFIX))
+
+    def _make_error(self, batch: Any, index: int, row_number: int, error: RowError) -> RowError:
+        """Return the error that fails the task because of one bad row."""
+        fix = f"{error.fix} Or set badRows=skip, or badRows=topic:NAME to keep such rows."
+        text = self._describe(batch, index, row_number, error)
+        return RowError(text, role=error.role, fix=fix)
+
+    def _describe(self, batch: Any, index: int, row_number: int, error: RowError) -> str:
+        """Return a text such as `row 18 of partition 3 (keys 'k17'), column 'tag': …`."""
+        context = TaskContext.get()
+        partition = "" if context is None else f" of partition {context.partitionId()}"
+        identifiers = [
+            f"{role} {str(value)[:_SHOWN_LENGTH_MAX]!r}"
+            for role in _IDENTIFYING_ROLES
+            if role in self._roles and (value := batch.column(self._roles[role])[index].as_py())
+        ]
+        identified = f" ({', '.join(identifiers)})" if identifiers else ""
+        column = self._roles.get(error.role, error.role)
+        return f"row {row_number}{partition}{identified}, column {column!r}: {error.fact}."
+
+
+def _make_messages(batch: Any, errors: Mapping[int, RowError], roles: Mapping[str, str]) -> Any:
+    """Return an Arrow batch with a message for each bad row: columns `body` and `properties`.
+
+    The body is the row as JSON in the form of Spark's `to_json`, with binary values in base64 and
+    maps as objects. The properties contain the reason and the column. If the body would exceed
+    RocketMQ's limit, its long values are truncated and a property says so.
+    """
+
+    def to_text(value: Any) -> str:
+        return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+    def replace_separators(text: str) -> str:
+        visible_start = "\N{SYMBOL FOR START OF HEADING}"
+        visible_end = "\N{SYMBOL FOR START OF TEXT}"
+        return text.replace("\x01", visible_start).replace("\x02", visible_end)
+
+    bodies, properties = [], []
+    for index, error in errors.items():
+        (row,) = batch.slice(index, 1).to_pylist(maps_as_pydicts="strict")
+        column = roles.get(error.role, error.role)
+        about = {REASON_PROPERTY: str(error)[:_VALUE_LENGTH_MAX], COLUMN_PROPERTY: column}
+        body = orjson.dumps(row, default=to_text)
+        if len(body) > BODY_BYTES_MAX:
+            body = orjson.dumps(_truncate(row), default=to_text)
+            about[TRUNCATED_PROPERTY] = "true"
+        bodies.append(body)
+        properties.append([(name, replace_separators(text)) for name, text in about.items()])
+    map_type = pa.map_(pa.string(), pa.string())
+    return pa.record_batch(
+        {"body": pa.array(bodies, pa.binary()), "properties": pa.array(properties, map_type)}
+    )
+
+
+def _truncate(value: Any) -> Any:
+    """Return `value` with every string and bytes in it cut to `_VALUE_LENGTH_MAX`."""
+    if isinstance(value, dict):
+        return {name: _truncate(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_truncate(inner) for inner in value]
+    return value[:_VALUE_LENGTH_MAX] if isinstance(value, str | bytes) else value

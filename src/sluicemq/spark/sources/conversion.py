@@ -1,0 +1,218 @@
+"""Convert columns of decoded records: bodies to strings or structs, properties to typed columns.
+
+The broker compares a property with a number by Integer.valueOf, Long.valueOf or Double.valueOf
+(spec/filter.md §7). A promoted column uses the same functions (`filter.evaluate`), so that Spark
+and the broker agree on every message. Each distinct value is converted once: simple decimal numbers
+together in Arrow, all others one by one. A value that is not of the type becomes null.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+)
+
+from sluicemq.errors import FilterEvaluationError
+from sluicemq.spark.schema import NUMBER_PARSERS, TEXT, BodyFormat
+
+_REASON_LENGTH_MAX: Final = 200
+
+
+# ---- bodies
+
+JsonConverter = Callable[[Any], Any]
+"""A function from a parsed JSON value to a value that Arrow takes for a type."""
+
+
+class DecodedBodies(NamedTuple):
+    """The columns `body` and `_error`."""
+
+    bodies: Any
+    errors: Any
+
+
+class _MisfitError(Exception):
+    """A JSON value that is not of the schema's type; the text says which field it is."""
+
+
+def decode_bodies(bodies: Any, body_format: BodyFormat, errors: Any) -> DecodedBodies:
+    """Read a binary column of bodies as strings or JSON.
+
+    `errors` is a string column with the reasons why some of the bodies are null already. A body
+    that cannot be read becomes null, and its reason is added.
+    """
+    convert: JsonConverter | None = None
+    if body_format.kind == TEXT:
+        # All bodies at once; they are read one by one only if a body is not UTF-8.
+        try:
+            return DecodedBodies(bodies.cast(pa.string()), errors)
+        except pa.ArrowInvalid:
+            pass
+    else:
+        convert = _make_json_converter(body_format.type)
+    values: list[Any] = [None] * len(bodies)
+    reasons: list[str | None] = errors.to_pylist()
+    for row, body in enumerate(bodies.to_pylist()):
+        if body is None:
+            continue
+        try:
+            text = body.decode()
+            values[row] = text if convert is None else convert(_parse_json(text))
+            continue
+        except UnicodeDecodeError as error:
+            reason = f"not UTF-8: {error.reason} at byte {error.start}"
+        except _MisfitError as error:
+            reason = f"not of the schema: {error}"
+        except (ValueError, RecursionError) as error:
+            reason = f"not JSON: {error}"
+        reasons[row] = shorten_reason(reason)
+    return DecodedBodies(
+        pa.array(values, to_arrow_type(body_format.type)), pa.array(reasons, pa.string())
+    )
+
+
+def _reject_constant(word: str) -> Any:
+    """Raise ValueError for NaN and Infinity, which Python's parser would accept."""
+    raise ValueError(f"{word} is not a JSON number")
+
+
+_parse_json: Final = json.JSONDecoder(parse_constant=_reject_constant).decode
+_JSON_TYPES: Final[dict[type[DataType], tuple[tuple[type, ...], int]]] = {
+    StringType: ((str,), 0),
+    IntegerType: ((int,), 31),
+    LongType: ((int,), 63),
+    DoubleType: ((float, int), 0),
+    FloatType: ((float, int), 0),
+    BooleanType: ((bool,), 0),
+}
+"""For each Spark type, the Python types of its JSON values, and the bits of a whole number without
+the sign (0 means no limit)."""
+
+
+def _make_json_converter(kind: DataType, path: str = "body") -> JsonConverter:
+    """Return a function that converts a JSON value into a value for a Spark type.
+
+    The function raises _MisfitError for a value of another type, and names `path` in the text.
+    """
+    # Arrow's own conversion would accept 1.5 as a whole number, and a string as a list of letters.
+    accepted_types, bits = _JSON_TYPES.get(type(kind), ((), 0))
+    expected = kind.simpleString()
+    convert_inner: JsonConverter | None = float if float in accepted_types else None
+    if isinstance(kind, StructType):
+        field_converters = {
+            one.name: _make_json_converter(one.dataType, f"{path}.{one.name}")
+            for one in kind.fields
+        }
+        accepted_types, expected = (dict,), "an object"
+
+        def convert_struct(value: Any) -> Any:
+            return {name: convert(value.get(name)) for name, convert in field_converters.items()}
+
+        convert_inner = convert_struct
+    elif isinstance(kind, ArrayType):
+        convert_element = _make_json_converter(kind.elementType, f"{path}[]")
+        accepted_types, expected = (list,), "a list"
+
+        def convert_list(value: Any) -> Any:
+            return [convert_element(one) for one in value]
+
+        convert_inner = convert_list
+    limit = 1 << bits
+
+    def convert(value: Any) -> Any:
+        if value is None:
+            return None
+        if type(value) not in accepted_types or (bits and not -limit <= value < limit):
+            raise _MisfitError(f"{path} is {json.dumps(value)[:40]}, not {expected}")
+        if type(value) is str and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:  # JSON can contain it as an escape, but UTF-8 cannot
+                raise _MisfitError(f"{path} contains half a surrogate pair") from None
+        return value if convert_inner is None else convert_inner(value)
+
+    return convert
+
+
+def shorten_reason(reason: str) -> str:
+    """Return the first line of a reason, cut to `_REASON_LENGTH_MAX` characters."""
+    return reason.splitlines()[0][:_REASON_LENGTH_MAX]
+
+
+# ---- promoted properties
+
+ARROW_TYPES: Final[dict[str, Any]] = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+}
+_SIMPLE_NUMBERS: Final = {
+    "int": r"^-?[0-9]{1,9}$",
+    "bigint": r"^-?[0-9]{1,18}$",
+    "double": r"^-?[0-9]{1,15}(\.[0-9]{1,15})?$",
+}
+"""Values that Arrow's cast reads as Java does. Arrow also accepts 0x10 as a whole number."""
+
+
+def _parse_boolean(text: str, _name: str) -> bool:
+    """Return True for "true" and False for "false", in any case. Raises KeyError for others.
+
+    Java would read every other text as false.
+    """
+    return {"true": True, "false": False}[text.lower()]
+
+
+_PARSERS: Final[dict[str, Callable[[str, str], Any]]] = {
+    **dict(NUMBER_PARSERS),
+    "boolean": _parse_boolean,
+}
+"""For each type but string, a function (text, property name) -> value."""
+
+
+def convert_property_column(texts: Any, type_name: str, name: str) -> tuple[Any, int, str]:
+    """Convert a string column of the property `name` to a type.
+
+    Return (column, count of bad values, one bad value or ""). A bad value is not of the type, and
+    is null in the column.
+    """
+    if type_name == "string":
+        return texts, 0, ""
+    encoded = texts.dictionary_encode()
+    distinct, arrow_type = encoded.dictionary, ARROW_TYPES[type_name]
+    is_simple = pa.array([False] * len(distinct), pa.bool_())
+    if type_name in _SIMPLE_NUMBERS:
+        is_simple = pc.match_substring_regex(distinct, _SIMPLE_NUMBERS[type_name])
+    if is_simple.true_count == len(distinct):
+        values = distinct.cast(arrow_type)
+    else:
+        null = pa.scalar(None, pa.string())
+        parsed: list[Any] = []
+        for text in pc.if_else(is_simple, null, distinct).to_pylist():
+            try:
+                parsed.append(None if text is None else _PARSERS[type_name](text, name))
+            except (FilterEvaluationError, KeyError):
+                parsed.append(None)
+        values = pa.array(parsed, arrow_type)
+        if is_simple.true_count:
+            simple_values = pc.if_else(is_simple, distinct, null).cast(arrow_type)
+            values = pc.if_else(is_simple, simple_values, values)
+    column = values.take(encoded.indices)
+    bad_count = column.null_count - texts.null_count
+    if not bad_count:
+        return column, 0, ""
+    return column, bad_count, distinct.filter(values.is_null())[0].as_py()

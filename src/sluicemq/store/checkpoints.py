@@ -1,0 +1,277 @@
+"""Writing consume queues to their files, and checkpoints of log, queues and key index.
+
+A checkpoint says that everything before a position of the log is on disk: the log itself, the units
+of all queues and the key index. It is made in three steps:
+
+    1  `tick` takes the values of a checkpoint at one moment, and the queues that have units in
+       memory. It writes a few of those queues in each call. Units that are appended in between may
+       reach the files too: recovery cuts the queues back to the checkpoint.
+    2  When all of them are written, `tick` requests the checkpoint, with the files to sync.
+    3  `write_due` syncs the log and those files, then writes the checkpoint. It waits for the disk,
+       so the store calls it at the end of a `sync`, in another thread.
+
+The event loop calls everything but `write_due`, which any thread may call.
+"""
+
+import contextlib
+import math
+import threading
+from typing import Final, NamedTuple
+
+from sluicemq.clock import Clock
+from sluicemq.config import StoreConfig
+from sluicemq.errors import StoreTransientError
+from sluicemq.files import FULL_ERRORS, TRANSIENT_ERRORS, Files, fix_of
+from sluicemq.files.incarnation import Incarnation
+from sluicemq.outages import Outages, kind_of
+from sluicemq.store.directory import Checkpoint, CheckpointFile
+from sluicemq.store.index.file import is_index_name
+from sluicemq.store.index.index import KeyIndex
+from sluicemq.store.log import CommitLog
+from sluicemq.store.queues import ConsumeQueues, Queue
+from sluicemq.store.segments import is_segment_name
+from sluicemq.store.writer import Writer
+
+PAGE_BYTES: Final = 4096
+SINGLE_SYNCS_MAX: Final = 256
+"""If a checkpoint needs more files than this, their whole file system is synced at once."""
+CHECKPOINT_LOG_BYTES: Final = 64 << 20
+"""A checkpoint is due when the log has grown by this many bytes since the last one.
+
+A start after a crash walks the log from the last checkpoint. This limit bounds the time of that
+walk, however fast messages arrive.
+"""
+CHECKPOINT_LOG_BYTES_PER_FILE: Final = 32 << 10
+"""The growth of the log that justifies syncing one queue file for a checkpoint.
+
+With many unsynced files a checkpoint is due after this many bytes for each file, if that is more
+than `CHECKPOINT_LOG_BYTES`.
+"""
+QUEUES_PER_TICK: Final = 128
+"""Number of queues that one `tick` writes for a checkpoint, which takes about a millisecond.
+
+A store may have tens of thousands of queues.
+"""
+_QUEUE_FLUSH: Final = "consume queue writes"
+_CHECKPOINT_WRITE: Final = "checkpoint writes"
+
+
+class _CheckpointRequest(NamedTuple):
+    """A checkpoint to write, and the files and directories that must be synced before."""
+
+    checkpoint: Checkpoint
+    paths: list[str]
+
+
+class Checkpointer:
+    """Writes the queue files of a store, and its checkpoints."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        files: Files,
+        clock: Clock,
+        outages: Outages,
+        *,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        keys: KeyIndex,
+        writer: Writer,
+        file: CheckpointFile,
+        incarnation: Incarnation,
+    ) -> None:
+        """`file` holds the checkpoints; failed writes are reported to `outages`."""
+        self._config = config
+        self._files = files
+        self._outages = outages
+        self._log = log
+        self._queues = queues
+        self._keys = keys
+        self._writer = writer
+        self._incarnation = incarnation
+        self.file = file
+        self.lock = threading.Lock()
+        """Held while a checkpoint is written. Hold it to change what the due checkpoint covers."""
+        self.is_flushing = False
+        """Whether queues remain that the next `tick` has to write for a checkpoint."""
+        self._due: _CheckpointRequest | None = None
+        self._prepared: tuple[tuple[int, ...], list[Queue]] | None = None
+        """The values of the next checkpoint, and the queues that must be written before it."""
+        self._requested_values: tuple[int, ...] | None = None
+        """The values of the last checkpoint that was requested; None if it could not be written."""
+        self._last_end = log.records_end
+        self._last_s = clock.monotonic_s()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `write_due` has a checkpoint to write."""
+        return self._due is not None
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether the checkpoint that was requested last has been, or will be, written."""
+        return self._requested_values is not None
+
+    def hasten(self) -> None:
+        """Let the next `tick` begin a checkpoint, however short ago the last one was made."""
+        self._last_s = -math.inf
+
+    # --- queue files
+
+    def flush_queues(self, queues: list[Queue], count: int = 1 << 62) -> bool:
+        """Write the last `count` of these queues to their files, and remove them from the list.
+
+        Returns False if the disk reports an error, which is logged.
+        """
+        try:
+            for _ in range(min(count, len(queues))):
+                self._queues.flush(queues[-1])
+                queues.pop()
+        except OSError as error:  # nothing is lost: the units stay in memory and are written later
+            text = "writing consume queues failed: %s"
+            self._outages.report_failure(_QUEUE_FLUSH, text, error, kind=kind_of(error))
+            return False
+        self._outages.report_success(_QUEUE_FLUSH)
+        return True
+
+    def flush_long_tails(self) -> None:
+        """Write the queues that have at least the configured number of pages in memory.
+
+        Does nothing if very many queues have units in memory: then each queue is written when its
+        tail reaches `TAIL_BYTES_MAX`, or for a checkpoint.
+        """
+        if len(self._queues.dirty) <= SINGLE_SYNCS_MAX:
+            bytes_min = self._config.consume_queue_flush_pages_min * PAGE_BYTES
+            self.flush_queues([q for q in self._queues.dirty if len(q.tail) >= bytes_min])
+
+    # --- requesting checkpoints
+
+    def tick(self, now_s: float, *, is_quiet: bool) -> None:
+        """Begin a checkpoint if it is time for one, and write some queues for the one begun.
+
+        `is_quiet` says that the log has not grown since the last call.
+        """
+        config = self._config
+        files = len(self._queues.unsynced) + len(self._queues.dirty)
+        interval_ms = config.flush_thorough_interval_ms
+        if not is_quiet and (config.flush_sync or files > SINGLE_SYNCS_MAX):
+            # Checkpoints are made less often under SYNC_FLUSH, where sends wait for each sync, and
+            # with many files, which take long to sync.
+            interval_ms = config.consume_queue_flush_thorough_interval_ms
+        growth = self._log.records_end - self._last_end
+        is_long = growth >= max(CHECKPOINT_LOG_BYTES, files * CHECKPOINT_LOG_BYTES_PER_FILE)
+        is_time = is_long or (now_s - self._last_s) * 1000 >= interval_ms
+        if is_time and self._due is None and self._prepared is None:
+            self._last_s, self._last_end = now_s, self._log.records_end
+            self._prepared = self._values(), list(self._queues.dirty)
+
+        self.is_flushing = False
+        if self._prepared is not None:
+            values, queues = self._prepared
+            self.is_flushing = self.flush_queues(queues, QUEUES_PER_TICK) and bool(queues)
+            if not queues:
+                self._prepared = None
+                self._request(values)
+
+    def request(self) -> None:
+        """Request a checkpoint of this moment, whose queues must be written already.
+
+        Does nothing if nothing has changed since the last request.
+        """
+        self._request(self._values())
+
+    def discard_request(self) -> None:
+        """Forget the due checkpoint. The caller holds `lock`."""
+        self._due = self._requested_values = None
+
+    def _values(self) -> tuple[int, ...]:
+        """Return the fields of a checkpoint of this moment, without `sequence`."""
+        return (
+            self._log.records_end,
+            *self._queues.digest(),
+            self._writer.last_time_ms,
+            *self._keys.mark(),
+            self._log.start,
+        )
+
+    def _request(self, values: tuple[int, ...]) -> None:
+        """Note a checkpoint with these values, and the files that it needs synced."""
+        if values == self._requested_values and not self._queues.unsynced and self._keys.is_synced:
+            return
+        self._requested_values = values
+        paths = sorted(self._queues.unsynced) + self._keys.paths_to_sync()
+        self._queues.unsynced.clear()
+        self._due = _CheckpointRequest(Checkpoint(0, *values), paths)
+
+    # --- writing checkpoints
+
+    def write_now(self) -> None:
+        """Write a checkpoint of this moment. Waits for the disk. Raises OSError or StoreError."""
+        for queue in list(self._queues.dirty):
+            self._queues.flush(queue)
+        self.write_due()
+        self._prepared = None
+        self.request()
+        self.write_due()
+
+    def write_due(self) -> None:
+        """Sync what the due checkpoint needs, and write it. Does nothing if none is due.
+
+        Raises StoreTransientError if the call may be repeated, and StoreError if the disk fails:
+        the store then accepts no more writes.
+        """
+        with self.lock:
+            due = self._due
+            if due is None:
+                return
+            self._log.check_writable()  # a sync that failed must never be repeated
+            try:
+                if self._log.synced_offset < due.checkpoint.log_offset:
+                    self._log.sync()
+                roots = (self._config.consume_queue_path, self._config.root)
+                # Each single sync commits the file system's journal, which takes long for
+                # thousands of queues.
+                if len(due.paths) <= SINGLE_SYNCS_MAX or not all(map(self._files.sync_all, roots)):
+                    for path in due.paths:
+                        self._sync_path(path)
+                self._write(due.checkpoint)
+            except OSError as error:
+                if error.errno in TRANSIENT_ERRORS:  # the checkpoint stays due
+                    raise StoreTransientError(
+                        f"The checkpoint in {self._config.root} cannot be written at present:"
+                        f" {error}.",
+                        fix=fix_of(error),
+                    ) from error
+                self._log.mark_failed(error)
+            self._due = None
+
+    def _write(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint to its file.
+
+        On a full disk the previous checkpoint stays valid, and another one is written later. Raises
+        OSError for any other error.
+        """
+        try:
+            if checkpoint.log_offset:  # from here on a missing log means that messages are lost
+                self._incarnation.note_log()
+            self.file.write(checkpoint)
+        except OSError as error:
+            if error.errno not in FULL_ERRORS:
+                raise
+            self._requested_values = None
+            text = "writing a new checkpoint failed: %s"
+            self._outages.report_failure(_CHECKPOINT_WRITE, text, error, kind=kind_of(error))
+        else:
+            self._outages.report_success(_CHECKPOINT_WRITE)
+
+    def _sync_path(self, path: str) -> None:
+        """Sync a queue file, an index file or a directory. Does nothing if it has been removed."""
+        if not self._files.exists(path):
+            return  # the topic was deleted in the meantime
+        name = path.rpartition("/")[2]
+        if not is_segment_name(name) and not is_index_name(name):
+            self._files.sync_directory(path)
+            return
+        removed = contextlib.suppress(FileNotFoundError)  # retention may have removed the file
+        with removed, contextlib.closing(self._files.open(path)) as file:
+            file.sync()
