@@ -39,6 +39,7 @@ REWRITTEN: tuple[str, ...] = (
     "client/idempotence.py",
     "client/ledger.py",
     "client/tasks.py",
+    "net",
     "operate",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""

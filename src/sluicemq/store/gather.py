@@ -284,10 +284,8 @@ class RecordVerifier:
         Returns None if the log does not have the record. Raises StoreDamagedError if the units
         around are wrong too.
         """
-        before, behind = (
-            self._nearest_valid_unit(queue, offset, -1),
-            self._nearest_valid_unit(queue, offset, 1),
-        )
+        before = self._nearest_valid_unit(queue, offset, -1)
+        behind = self._nearest_valid_unit(queue, offset, 1)
         start = self._log.start if before is None else before.end
         end = self._log.written_offset if behind is None else behind.physical_offset
         if end - start <= UNIT_SEARCH_BYTES_MAX:
@@ -355,9 +353,9 @@ class PostponedWork(NamedTuple):
 class PostponedError(Exception):
     """Raised when a read cannot continue before `work` is done."""
 
-    def __init__(self, judgement: PostponedWork) -> None:
+    def __init__(self, work: PostponedWork) -> None:
         super().__init__("the filter must be evaluated first")
-        self.work = judgement
+        self.work = work
 
 
 class FilterResultCache:

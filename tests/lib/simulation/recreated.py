@@ -42,11 +42,11 @@ def as_rocketmq(broker: Broker, monkeypatch: pytest.MonkeyPatch, *, keeps_offset
     core.topics.on_created = core.topics.on_removed = lambda name: None
     monkeypatch.setattr(pull_module, "PROBE_FIELD", "not known")
 
-    def topic_deleted(topic: str) -> None:
+    def delete_topic(topic: str) -> None:
         if not keeps_offsets:
             core.offsets.forget(topic=topic)
 
-    monkeypatch.setattr(core.offsets, "topic_deleted", topic_deleted)
+    monkeypatch.setattr(core.offsets, "delete_topic", delete_topic)
 
 
 class Warnings(logging.Handler):
