@@ -45,7 +45,6 @@ def test_help_lists_every_command_and_imports_none() -> None:
         "sluicemq.cli",
         "sluicemq.cli.ending",
         "sluicemq.errors",
-        "sluicemq.hints",
     }
     assert not imported & HEAVY
 
