@@ -276,7 +276,7 @@ CASES = [
     Case("groups a number", content(b"5", "config/subscriptionGroup.json",
          "config/subscriptionGroup.json.bak"), r"subscriptionGroup.json.*not a JSON object.*Put"),
     Case("offsets of a wrong shape", content(b'{"offsetTable":{"T@G":7}}',
-         "config/consumerOffset.json"), r"consumerOffset.json cannot be read.*Put back"),
+         "config/consumerOffset.json"), r"consumerOffset.json cannot be read.*Restore"),
     Case("topics a directory", directory_instead("config/topics.json"), r"Is a directory.*Move"),
     Case("config a file", file_instead("config"), r"config must be a directory, but is a file"),
     # the index: derived, but its size has to be known
@@ -369,7 +369,7 @@ def test_what_may_not_be_read_or_written_is_named(
     os.seteuid(0)
     assert str(root) in str(raised.value)
     assert "Permission denied" in str(raised.value)
-    assert "change the rights" in raised.value.fix
+    assert "permission to write" in raised.value.fix
 
 
 # --- the command
