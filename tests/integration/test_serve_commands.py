@@ -360,7 +360,7 @@ def test_up_serves_grpc_at_a_port_that_is_given(processes: Processes, tmp_path: 
     assert "Traceback" not in errors
     found = run("proxy", "status", address)
     assert found.returncode == 1
-    assert f"{address} cannot be reached" in found.stderr
+    assert f"Cannot connect to {address}" in found.stderr
 
 
 def test_a_port_for_no_proxy_is_a_contradiction() -> None:
