@@ -206,7 +206,7 @@ class World:
         """The query from its checkpoint on; a KilledError or ClientError is its end."""
         self.driver_starts += 1
         committer = EpochCommitter(
-            self.call, list(self.nodes), "query-1", ["T"], pause=self.pause,
+            self.call, list(self.nodes), "query-1", ["T"], pause=self.sleep,
             monotonic_s=self.clock.monotonic_s, timeout_s=30.0,
         )  # fmt: skip
         for name in self.nodes:

@@ -279,7 +279,7 @@ def progress_of_what_is_written(self: Progress, synced_offset: int) -> int:
     [
         (Transactions, "end", end_without_op),
         (OpenTransactions, "find", never_the_same),
-        (Progress, "safe", progress_of_what_is_written),
+        (Progress, "durable_value", progress_of_what_is_written),
     ],
 )
 def test_a_planted_bug_is_found(

@@ -255,7 +255,7 @@ CASES = [
          r"consumequeue must be a directory.*Move the file away"),
     Case("topic's queues a file", file_instead("consumequeue/T"), r"Not a directory.*Move"),
     Case("directory as queue file", directory_instead(QUEUE), r"Is a directory.*Move"),
-    Case("queue a link to itself", loop_instead("consumequeue/T/0"), r"symbolic.*in a circle"),
+    Case("queue a link to itself", loop_instead("consumequeue/T/0"), r"symbolic.*points to itself"),
     # the small files
     Case("abort of a process that is gone", content(b"99999", "abort"), ALL),
     Case("abort a directory", directory_instead("abort"), r"Is a directory.*abort.*Move"),
@@ -272,11 +272,11 @@ CASES = [
     Case("topics and .bak broken", content(BROKEN, "config/topics.json", "config/topics.json.bak"),
          r"topics.json cannot be read .*character.*Restore a good copy"),
     Case("topics no text", content(b"\xff\xfe", "config/topics.json", "config/topics.json.bak"),
-         r"topics.json cannot be read .*utf-8.*Put back"),
+         r"topics.json cannot be read .*utf-8.*Restore"),
     Case("groups a number", content(b"5", "config/subscriptionGroup.json",
-         "config/subscriptionGroup.json.bak"), r"subscriptionGroup.json.*not a JSON object.*Put"),
+         "config/subscriptionGroup.json.bak"), r"subscriptionGroup.json.*not a JSON object.*Restore"),
     Case("offsets of a wrong shape", content(b'{"offsetTable":{"T@G":7}}',
-         "config/consumerOffset.json"), r"consumerOffset.json cannot be read.*Put back"),
+         "config/consumerOffset.json"), r"consumerOffset.json cannot be read.*Restore"),
     Case("topics a directory", directory_instead("config/topics.json"), r"Is a directory.*Move"),
     Case("config a file", file_instead("config"), r"config must be a directory, but is a file"),
     # the index: derived, but its size has to be known
@@ -369,7 +369,7 @@ def test_what_may_not_be_read_or_written_is_named(
     os.seteuid(0)
     assert str(root) in str(raised.value)
     assert "Permission denied" in str(raised.value)
-    assert "change the rights" in raised.value.fix
+    assert "permission to write" in raised.value.fix
 
 
 # --- the command

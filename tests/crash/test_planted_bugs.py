@@ -122,7 +122,7 @@ def answering_before_the_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
         original(group_commit, peer, answer, False, *rest)
 
     monkeypatch.setattr(GroupCommit, "send_after_commit", hold)
-    plain = TABLE[RequestCode.SEND_MESSAGE_V2]._replace(quick=None)
+    plain = TABLE[RequestCode.SEND_MESSAGE_V2]._replace(fast_path=None)
     monkeypatch.setitem(TABLE, RequestCode.SEND_MESSAGE_V2, plain)
 
 
@@ -239,7 +239,7 @@ def failed_turn_not_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def deleted_topics_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeletedTopics, "counts", lambda *_: True)
+    monkeypatch.setattr(DeletedTopics, "is_live", lambda *_: True)
 
 
 # --- pops

@@ -142,7 +142,7 @@ async def test_a_name_server_that_comes_later_hears_of_the_broker(
             await until(lambda: broker.registration.name_servers[0].is_registered)
             async with connected(names) as asking:
                 assert (await call(asking, 105, {"topic": "TBW102"})).code == 0
-    assert "there again" in caplog.text
+    assert "answers again" in caplog.text
 
 
 async def test_a_name_server_that_restarts_is_told_again_at_once(tmp_path: Path) -> None:

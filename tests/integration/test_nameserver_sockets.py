@@ -162,7 +162,7 @@ async def test_a_broker_that_listens_everywhere_is_told_by_the_way_the_client_ca
 
 async def test_a_port_in_use_is_an_error_that_names_it_and_the_cure(network: Network) -> None:
     server = await network.name_server()
-    with pytest.raises(ConfigurationError, match=f"{server.port} is in use") as caught:
+    with pytest.raises(ConfigurationError, match=f"{server.port} is already in use") as caught:
         await network.name_server(port=server.port)
     assert caught.value.fix
 

@@ -149,7 +149,7 @@ def test_a_port_in_use_is_one_sentence_with_its_cure_and_exit_code_1(
         )
         output, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert (process.returncode, output) == (1, "")
-    assert f"sluice: Port {port} is in use" in errors
+    assert f"sluice: Port {port} is already in use" in errors
     assert "another port" in errors
     assert "Traceback" not in errors
 
@@ -393,13 +393,13 @@ def test_a_port_that_was_given_has_to_be_had_and_the_default_one_not(
         process = processes.start(*options, "--broker-port", "0", "--proxy-port", "8081")
         _, errors = process.communicate(timeout=limit(TIMEOUT_S))
         assert process.returncode == 1
-        assert "sluice: Port 8081 is in use" in errors
+        assert "sluice: Port 8081 is already in use" in errors
         process, line = processes.ready(*options, "--broker-port", free_port())
         assert "proxy=" not in line
         process.terminate()
         _, errors = process.communicate(timeout=limit(TIMEOUT_S))
         assert process.returncode == 0
-        assert "no proxy for gRPC clients: Port 8081 is in use" in errors
+        assert "no proxy for gRPC clients: Port 8081 is already in use" in errors
 
 
 def test_without_the_extra_up_says_how_to_get_a_proxy(tmp_path: Path) -> None:

@@ -225,4 +225,4 @@ def test_who_trusts_somebody_else_is_told_which_certificate(
         pytest.raises(NameServerUnreachableError, match="was rejected: ") as caught,
     ):
         admin.topics()
-    assert "as ca" in caught.value.fix
+    assert "Set ca" in caught.value.fix

@@ -121,7 +121,7 @@ async def test_what_cannot_be_tried_is_said(mq: EmbeddedSluice) -> None:
         await mq.admin.try_filter("T", "price >")
     with pytest.raises(FilterSyntaxError, match="ends before character 11"):
         await mq.admin.try_filter("T", "price > 1 )")
-    with pytest.raises(ConfigurationError, match="not known"):
+    with pytest.raises(ConfigurationError, match="is unknown"):
         await mq.admin.try_filter("T", "price > 1", group="G")
 
 

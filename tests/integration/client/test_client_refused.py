@@ -57,9 +57,9 @@ class Guarded:
 
     async def change(self, old: str, new: str) -> None:
         """Edit the rules and wait until they are in force."""
-        loads = self.broker.core.guard.loads
+        loads = self.broker.core.guard.load_count
         self.rules.write_text(self.rules.read_text().replace(old, new))
-        await until(lambda: self.broker.core.guard.loads > loads)
+        await until(lambda: self.broker.core.guard.load_count > loads)
 
 
 @pytest.fixture

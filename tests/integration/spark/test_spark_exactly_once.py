@@ -199,7 +199,7 @@ def killed_after(command: list[str], commits: Path, count: int, rest_s: float, t
 def test_a_query_id_of_a_stream_is_refused(
     spark: Any, name_server: str, topic: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(Exception, match=r"queryId.*not go with a stream"):
+    with pytest.raises(Exception, match=r"queryId.*not supported for a stream"):
         (
             spark.readStream.format("rate")
             .load()

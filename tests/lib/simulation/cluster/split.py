@@ -38,7 +38,7 @@ from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import CONTRACT, CONTRACTS, GroupConfig
 
-TAGGED: Final = "tagged"
+TAGGED: Final = "select_tagged"
 SPLIT: Final = "split"
 TAGS: Final = ("t1", "t2", "t3")
 WISHES: Final = ("t1", "t1||t2", "t2||t3", "t3", "*")
@@ -175,11 +175,11 @@ class _Apart:
     """In place of the registry by which clients of one process may not subscribe differently: here
     each of them stands for a process of its own."""
 
-    def enter(self, *_: object, **__: object) -> None: ...
+    def add_user(self, *_: object, **__: object) -> None: ...
 
-    def change(self, *_: object, **__: object) -> None: ...
+    def change_subscription(self, *_: object, **__: object) -> None: ...
 
-    def leave(self, *_: object, **__: object) -> None: ...
+    def remove_user(self, *_: object, **__: object) -> None: ...
 
 
 class SplitWorld(ClusterWorld):
@@ -273,7 +273,7 @@ class SplitWorld(ClusterWorld):
         return await self._send(rng.choice(self.senders), tags)
 
     async def _send(self, node: ClientNode, tags: Sequence[str]) -> str:
-        sents = [self.ledger.send(TAGGED, "tagged") for _ in tags]
+        sents = [self.ledger.send(TAGGED, "select_tagged") for _ in tags]
         for sent, tag in zip(sents, tags, strict=True):
             self.told.tag_of[sent.number] = tag
             if any(is_wanted(tag, wish) for wish in self.told.wishes.values()):

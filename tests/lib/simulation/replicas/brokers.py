@@ -51,7 +51,7 @@ class BrokerReplica(ReplicaNode):
         replica, broker = await start_replica(
             config, store, self.consensus, seat=SimulatedSeat(), files=self.files,
             network=self.network.of(process), boot=str(self.boot), make_life=make_life,
-            clock=self.clock, executor=InlineExecutor(), stretch=stretch,
+            clock=self.clock, executor=InlineExecutor(), stretch_pause=stretch,
         )  # fmt: skip
         self.replica, self.broker = replica, broker
         self._task = watch(process.spawn(self._run(replica, process)))
