@@ -253,7 +253,7 @@ class Consumers:
     def client_name(self, name: str, peer: Peer) -> str:
         """Return the client id of a member, or the address of a connection that is no member.
 
-        Called for every request of some kinds: keep it cheap.
+        Called for each pop: keep it cheap.
         """
         group = self.groups.get(name)
         member = group.members.get(peer) if group is not None else None
