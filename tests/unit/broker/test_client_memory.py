@@ -142,7 +142,7 @@ def test_an_expression_that_finds_no_room_is_served_but_not_kept(
         heartbeat(broker.connect(), name, {name: [wanted("T", "a = 1", "SQL92")]})
     assert sorted(broker.core.filters.table) == ["g1", "g2"]
     assert broker.core.consumers.find_subscription("g4", "T") is not None
-    assert caplog.text.count("further ones are served, but not kept") == 1
+    assert caplog.text.count("further ones are used, but not saved") == 1
 
 
 def test_a_tag_expression_without_end_is_refused() -> None:

@@ -117,7 +117,7 @@ def test_it_makes_no_difference_whether_heartbeats_are_remembered(
     with pytest.MonkeyPatch.context() as patch:
         for one in history:
             remembering.do(*one)
-            patch.setattr(heartbeat.Heartbeats, "_repeats", lambda *_: False)
+            patch.setattr(heartbeat.HeartbeatHandlers, "_renew_if_repeated", lambda *_: False)
             forgetting.do(*one)
             patch.undo()
     assert remembering.seen == forgetting.seen
@@ -139,7 +139,7 @@ def test_the_second_one_is_known_and_counts(
     body = bodies.encode_heartbeat(beat)
     client.call(34, {}, body)  # the group is made
     settled = client.call(34, {}, body)
-    monkeypatch.setattr(heartbeat.Heartbeats, "_process", None)
+    monkeypatch.setattr(heartbeat.HeartbeatHandlers, "_process", None)
     for _ in range(3):
         broker.clock.advance(100)
         answer = client.call(34, {}, body)

@@ -184,7 +184,7 @@ def test_who_never_commits_is_given_each_match_once_and_looks_at_each_message_on
         looked.append(len(units) // UNIT_BYTES)
         return tagged(units, *rest)
 
-    monkeypatch.setattr(bulk, "tagged", count)
+    monkeypatch.setattr(bulk, "select_tagged", count)
     expression, found, offset, pulls = "A" if kind == "TAG" else "TAGS = 'A'", [], 0, 0
     while offset < 3000:
         asked = pull_fields(

@@ -372,7 +372,7 @@ def test_a_change_for_the_next_start_is_pending_until_then(ask: Ask, parts: Requ
     assert b"\nsluicePending.listenPort=1\n" in body
     refused = ask(318, None, b"tls.server.certPath=${PATH}")
     assert refused.code == 1
-    assert "cannot use variables" in (refused.remark or "")
+    assert "must not use variables" in (refused.remark or "")
     assert b"PATH" not in ask(319).body
 
 

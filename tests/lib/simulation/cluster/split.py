@@ -38,7 +38,7 @@ from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import CONTRACT, CONTRACTS, GroupConfig
 
-TAGGED: Final = "tagged"
+TAGGED: Final = "select_tagged"
 SPLIT: Final = "split"
 TAGS: Final = ("t1", "t2", "t3")
 WISHES: Final = ("t1", "t1||t2", "t2||t3", "t3", "*")
@@ -273,7 +273,7 @@ class SplitWorld(ClusterWorld):
         return await self._send(rng.choice(self.senders), tags)
 
     async def _send(self, node: ClientNode, tags: Sequence[str]) -> str:
-        sents = [self.ledger.send(TAGGED, "tagged") for _ in tags]
+        sents = [self.ledger.send(TAGGED, "select_tagged") for _ in tags]
         for sent, tag in zip(sents, tags, strict=True):
             self.told.tag_of[sent.number] = tag
             if any(is_wanted(tag, wish) for wish in self.told.wishes.values()):
