@@ -303,14 +303,14 @@ async def test_a_member_that_changes_balances_before_it_reads_on(
         await consumer.subscribe("t", tags="A").start()
         await until(lambda: len(own(mq, "g", "t")) == 4)
         codes: list[int] = []
-        exchange = mq.cluster.exchange
+        exchange = mq.cluster.send_request
 
         async def noted(call: Call) -> Command:
             if (call.command.fields or {}).get("topic", "t") == "t":
                 codes.append(call.command.code)
             return await exchange(call)
 
-        monkeypatch.setattr(mq.cluster, "exchange", noted)
+        monkeypatch.setattr(mq.cluster, "send_request", noted)
         await consumer.change("t", tags="B")
         await until(lambda: RequestCode.PULL_MESSAGE in codes)
         assert RequestCode.GET_CONSUMER_LIST_BY_GROUP in codes
@@ -344,7 +344,7 @@ async def test_a_queue_that_is_taken_while_the_subscription_changes_is_read_with
         monkeypatch.setattr(here.readers, "start_offset", slow)
         here.notice()
         await is_taking.wait()
-        beat = here._send_heartbeat
+        beat = here._beat
 
         async def then_goes_on(*rest: Any, **more: Any) -> None:
             await beat(*rest, **more)
@@ -353,7 +353,7 @@ async def test_a_queue_that_is_taken_while_the_subscription_changes_is_read_with
                 await until(lambda: len(own(mq, "g", "t")) == 2)
                 raise ConnectionLostError("no broker heard of it.")
 
-        monkeypatch.setattr(here, "_send_heartbeat", then_goes_on)
+        monkeypatch.setattr(here, "_beat", then_goes_on)
         with contextlib.suppress(ConnectionLostError):
             await consumer.change("t", tags="A || B")
         wanted = "A" if is_refused else "A || B"
