@@ -83,7 +83,7 @@ def test_what_cannot_be_wiped_at_once_is_wiped_before_the_next_write(bench: Any)
     bench.append(b"x" * 50)
     bench.files.fail_next("write", errno.EIO, path_part="commitlog", written=40)
     bench.files.fail_next("write", errno.ENOMEM, path_part="commitlog")
-    with pytest.raises(StoreUncertainError, match=r"may come back"):
+    with pytest.raises(StoreUncertainError, match=r"may reappear"):
         bench.store.commit()
     bench.send(b"1")
     bench.reopen(kill=True)
@@ -97,7 +97,7 @@ def test_a_write_that_cannot_be_wiped_says_that_it_may_come_back(bench: Any, num
     bench.append(b"x")
     bench.files.fail_next("write", number, path_part="commitlog", written=1000)
     bench.files.fail_next("write", number, path_part="commitlog")
-    with pytest.raises(StoreUncertainError, match=r"may come back"):
+    with pytest.raises(StoreUncertainError, match=r"may reappear"):
         bench.store.commit()
     with pytest.raises(StoreError, match="refuses writes"):
         bench.send(b"1")

@@ -382,7 +382,7 @@ def test_failed_turn_that_cannot_be_wiped_closes_the_store_for_writing(bench: An
     bench.files.fail_next("sync", errno.EIO, path_part="commitlog")
     with pytest.raises(StoreError):
         store.commit()
-    with pytest.raises(StoreError, match=r"refuses writes: .*Input/output.*start the broker again"):
+    with pytest.raises(StoreError, match=r"refuses writes: .*Input/output.*restart the broker"):
         bench.append(b"later")
     assert bench.bodies() == [b"before"]
 
@@ -418,7 +418,7 @@ def test_large_step_back_of_the_clock_is_followed_and_told(bench: Any, caplog: A
     bench.send(b"x")
     first, second = (m.store_time_ms for m in bench.messages())
     assert second == first - 90_000
-    assert f"says {second} ms, the newest message was stored at {first} ms" in caplog.text
+    assert f"to {second} ms, but the newest message was stored at {first} ms" in caplog.text
 
 
 def test_a_turn_ends_where_the_log_does(bench: Any) -> None:

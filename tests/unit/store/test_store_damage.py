@@ -121,7 +121,7 @@ def test_queue_with_the_units_of_another_one_is_refused_and_built_anew_by_the_ne
         bench.files.put(first, files[0])
         bench.files.put(second, files[1])
     bench.open()
-    with pytest.raises(StoreDamagedError, match=r"queue T/0 .*damaged at .*start it again"):
+    with pytest.raises(StoreDamagedError, match=r"queue T/0 .*damaged at .*Restart the broker"):
         bench.bodies()
     bench.reopen()
     assert bench.store.recovered.is_rebuilt

@@ -31,7 +31,7 @@ def fill(bench: Any, count: int, seed: int = 1) -> None:
 
 def follower(bench: Any, **changes: Any) -> tuple[Any, LogFollower]:
     slave = type(bench)()
-    return slave, slave.open(**changes).following()
+    return slave, slave.open(**changes).start_following()
 
 
 def feed(master: Store, following: LogFollower, end: int | None = None, step: int = 700) -> None:
@@ -110,7 +110,7 @@ def test_bytes_that_are_no_record_are_said(bench: Any) -> None:
     bench.open()
     _, following = follower(bench)
     following.append(0, b"\1" * 300)
-    with pytest.raises(StoreDamagedError, match="no record"):
+    with pytest.raises(StoreDamagedError, match="not a valid record"):
         following.dispatch(None)
 
 
@@ -125,7 +125,7 @@ def test_an_empty_store_begins_at_any_file(bench: Any) -> None:
     assert following.is_empty
     with pytest.raises(StoreError, match="ends at 0"):
         following.append(start + 5, b"x")
-    following.append(start, master.raw(start, 300))
+    following.append(start, master.view_log(start, 300))
     assert (slave.store.log_start, following.end, following.is_empty) == (
         start,
         start + 300,
@@ -149,7 +149,7 @@ def test_power_may_fail_while_a_store_begins_somewhere(bench: Any, after: int) -
     slave, following = follower(bench)
     feed(bench.store, following, 500)
     slave.store.close()
-    following = slave.open().following()
+    following = slave.open().start_following()
     slave.files.power_fails_after = after
     try:
         following.truncate(0)
@@ -177,10 +177,10 @@ def test_a_truncated_store_is_empty_and_begins_again(bench: Any) -> None:
     following.dispatch(None)
     following.truncate(0)
     assert (following.end, following.is_empty, slave.store.queues()) == (0, True, [])
-    following.append(4096, master.raw(4096, 4096))
+    following.append(4096, master.view_log(4096, 4096))
     following.truncate(4096)
     assert following.is_empty
-    following.append(8192, master.raw(8192, 4096))
+    following.append(8192, master.view_log(8192, 4096))
     following.dispatch(None)
     store = slave.reopen(kill=True)
     assert (store.log_start, store.written_offset) == (8192, 12288)
@@ -240,7 +240,7 @@ def test_a_stop_in_the_middle_of_a_record_drops_its_beginning(bench: Any) -> Non
     following.dispatch(0)
     slave.store.close()
     assert not any(slave.files.content("/store/commitlog/" + "0" * 20)[second:])
-    following = slave.open(confirmed=0).following()
+    following = slave.open(confirmed=0).start_following()
     assert (following.end, slave.bodies()) == (second, [])
     following.dispatch(None)
     assert slave.bodies() == [b"1"]
@@ -293,10 +293,10 @@ def test_a_queue_whose_messages_have_expired_goes_on_at_a_slave(bench: Any, kill
     """No offset is given twice: the log says nothing of such a queue, its last unit does."""
     bench.expire("Old")
     master = bench.open()
-    units = expired_units(bench.files, "/store/consumequeue", 400, master.offset_min)
+    units = expired_units(bench.files, "/store/consumequeue", 400, master.log_start)
     assert [unit[:3] for unit in units] == [("Old", 0, 9)]
     slave, following = follower(bench)
-    following.append(master.offset_min, master.raw(master.offset_min, 100))
+    following.append(master.log_start, master.view_log(master.log_start, 100))
     for unit in units:
         slave.store.begin_queue(*unit)
         slave.store.begin_queue(*unit)

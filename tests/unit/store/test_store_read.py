@@ -128,7 +128,7 @@ def test_ordinary_pull_of_what_is_in_memory_gets_32_messages_or_256_kib(bench: A
 
 
 @pytest.mark.parametrize(
-    ("settings", "is_ours", "count"),
+    ("settings", "is_sluice_client", "count"),
     [
         ({}, False, 32),
         ({}, True, 256),
@@ -143,19 +143,19 @@ def test_ordinary_pull_of_what_is_in_memory_gets_32_messages_or_256_kib(bench: A
     ],
 )
 def test_the_reader_and_not_the_number_asked_for_decides_the_count_of_an_answer(
-    bench: Any, settings: dict[str, int], is_ours: bool, count: int
+    bench: Any, settings: dict[str, int], is_sluice_client: bool, count: int
 ) -> None:
     store = bench.open(commit_log_file_bytes=1 << 24, **settings)
     bench.send(*[b"x"] * 300)
     for asked in (1, count - 1, count, count + 1, 1000):
-        result = store.reader.read("T", 0, 0, asked, is_ours=is_ours)
+        result = store.reader.read("T", 0, 0, asked, is_sluice_client=is_sluice_client)
         assert found(result) == list(range(min(asked, count))), asked
 
 
 def test_a_pull_of_ours_keeps_to_256_kib(bench: Any) -> None:
     store = bench.open(commit_log_file_bytes=1 << 24)
     bench.send(*[b"x" * 2000] * 256)
-    assert len(found(store.reader.read("T", 0, 0, 1000, is_ours=True))) == 262_144 // 2092
+    assert len(found(store.reader.read("T", 0, 0, 1000, is_sluice_client=True))) == 262_144 // 2092
 
 
 def test_ordinary_pull_of_what_is_on_disk_gets_8_messages_or_64_kib(bench: Any) -> None:

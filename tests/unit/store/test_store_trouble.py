@@ -116,7 +116,9 @@ def test_clock_that_went_back_is_told_at_the_start_with_both_times(bench: Any, c
     bench.store.close()
     bench.clock.ms -= 3_600_000
     bench.open()
-    assert f"says {bench.clock.ms} ms, the newest message was stored at {newest} ms" in caplog.text
+    assert (
+        f"to {bench.clock.ms} ms, but the newest message was stored at {newest} ms" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("kill", [True, False])

@@ -31,9 +31,10 @@ from typing import Final, NamedTuple
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files
 from sluicemq.files.identity import FileState, FileVerdict, IdentityFile
-from sluicemq.files.store import Store
-from sluicemq.files.timers.checking import disagreement, gone_units, revise
-from sluicemq.files.timers.files import (
+from sluicemq.model.system_names import TIMER_TOPIC
+from sluicemq.store.store import Store
+from sluicemq.store.timers.checking import disagreement, gone_units, revise
+from sluicemq.store.timers.files import (
     DELETE,
     NONE,
     UNIT_BYTES,
@@ -44,7 +45,6 @@ from sluicemq.files.timers.files import (
     read_timer_checkpoint,
     write_timer_checkpoint,
 )
-from sluicemq.model.system_names import TIMER_TOPIC
 
 log = logging.getLogger(__name__)
 
