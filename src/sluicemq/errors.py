@@ -37,8 +37,8 @@ The text of every error names the value, the limit and the fix. `error.fix` is t
 never contain secrets.
 
 The docstring of a class is its page of the documentation: a summary, then the sections When, Then
-and Fix, then an example. `sluice explain error NAME` prints it, and `tools/errors_page.py` makes
-docs/errors.md of all of them. Below its text an error shows the command that prints its page
+and Fix, then an example. `sluice explain error NAME` prints it, and the error page of the
+documentation is made of all of them. Below its text an error shows the command that prints its page
 (design/0028).
 """
 
@@ -210,7 +210,7 @@ class StoreDamagedError(StoreError):
     Fix: restore the file from a backup or a replica. `sluice store verify` lists the damage, and
     `sluice store repair` shows what would be lost before it changes anything.
 
-        /data/config/topics.json cannot be read (no JSON). Put back a good copy, or remove the file
+        /data/config/topics.json cannot be read (no JSON). Restore a good copy, or remove the file
         and its .bak to start without it.
     """
 
@@ -236,8 +236,8 @@ class StoreTransientError(StoreError):
     Fix: raise the limit that the text names. The broker retries without a restart.
 
         The commit log in /data/commitlog cannot be written at present: Too many open files.
-        Let the process have more open files: `ulimit -n`, LimitNOFILE= of a service, --ulimit
-        nofile= of a container.
+        Raise the limit of open files: `ulimit -n`, LimitNOFILE= of a service, or --ulimit nofile=
+        of a container.
     """
 
 
@@ -418,7 +418,7 @@ class SendError(ClientError):
     Then: no broker has stored the message.
     Fix: remove the cause and send the message again.
 
-        the batch is empty. Give at least one message.
+        the batch is empty. Pass at least one message.
     """
 
 

@@ -14,8 +14,8 @@ from simulation.cluster.__main__ import main, run_range
 from simulation.cluster.runs import LENGTH, SPLIT, error_of
 from simulation.silence import silence
 from sluicemq.broker.consume.clients import ConsumerGroup
-from sluicemq.broker.consume.filters import Watch
-from sluicemq.broker.consume.pull import Pull, Reading
+from sluicemq.broker.consume.filters import CompiledSubscription
+from sluicemq.broker.consume.pull_checks import PullChecks, PullContext
 from sluicemq.broker.lanes import group as lanes
 from sluicemq.broker.lanes.group import GroupLanes, Lane
 from sluicemq.broker.lanes.places import Place, whole
@@ -87,13 +87,15 @@ def a_lane_begins_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def strangers_read_by_the_filter_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_member = Pull._watch_of_member
+    of_member = PullChecks._member_subscription
 
-    def watch(self: Pull, reading: Reading, group: ConsumerGroup) -> Watch | None:
-        is_known = group.find(reading.peer, reading.fields) is not None
+    def watch(
+        self: PullChecks, reading: PullContext, group: ConsumerGroup
+    ) -> CompiledSubscription | None:
+        is_known = group.find_member(reading.peer, reading.fields) is not None
         return of_member(self, reading, group) if is_known else None
 
-    monkeypatch.setattr(Pull, "_watch_of_member", watch)
+    monkeypatch.setattr(PullChecks, "_member_subscription", watch)
 
 
 PLANTED: list[tuple[Plant, int]] = [

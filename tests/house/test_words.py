@@ -33,6 +33,13 @@ REWRITTEN: tuple[str, ...] = (
     "broker/topics.py",
     "broker/trial.py",
     "client/admin",
+    "client/affinity.py",
+    "client/core",
+    "client/heartbeat_thread.py",
+    "client/idempotence.py",
+    "client/ledger.py",
+    "client/tasks.py",
+    "net",
     "operate",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""

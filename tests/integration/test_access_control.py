@@ -129,7 +129,7 @@ async def test_the_command_line_signs_by_options_environment_and_tools_file(
         code, output = await sluice(environment, *words)
         assert code == 0, output
         assert json.loads(output.splitlines()[-1])["accounts"] == 2
-        assert ("tools.yml holds secrets" in output) == bool(environment.get("ROCKETMQ_HOME"))
+        assert ("tools.yml contains secrets" in output) == bool(environment.get("ROCKETMQ_HOME"))
     code, output = await sluice(none)
     assert (code, "No accessKey is configured" in output) == (1, True)
     code, output = await sluice(none, "--access-key", ONE[0], "--secret-key", ONE[1])

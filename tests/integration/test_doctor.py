@@ -545,7 +545,7 @@ async def test_nothing_is_found_where_nothing_is_wrong() -> None:
         assert json.loads(done.output)["healthy"] is True
         ill = await asyncio.to_thread(CliRunner().invoke, main, ["doctor", "-n", names, "-t", "no"])
         assert ill.exit_code == 1
-        assert ill.output.startswith("cause    topic-not-sent-to: No topic no is there yet")
+        assert ill.output.startswith("cause    topic-not-sent-to: Topic no does not exist yet")
 
 
 async def test_nothing_is_found_behind_rights_and_tls(tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ def test_the_settings_of_a_proxy_that_are_no_json_are_refused(
     process = processes.start("proxy", "-c", str(settings))
     _, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert process.returncode == 1
-    assert "no JSON" in errors
+    assert "not valid JSON" in errors
     assert "Traceback" not in errors
 
 

@@ -267,10 +267,21 @@ class Reading:
     def state(self) -> list[Any]:
         core = self.broker.core
         given = {
-            key: (one.messages_out, one.bytes_out, one.filtered, sorted(one.pulled.items()))
+            key: (
+                one.messages_out,
+                one.bytes_out,
+                one.filtered_count,
+                sorted(one.fetched_offsets.items()),
+            )
             for key, one in core.delivered.items()
         }
-        return [self.answers, given, core.offsets.table, core.pull.found, core.pull.missed]
+        return [
+            self.answers,
+            given,
+            core.offsets.table,
+            core.pull.found_count,
+            core.pull.missed_count,
+        ]
 
 
 PULLS = st.fixed_dictionaries({

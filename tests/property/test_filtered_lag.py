@@ -42,7 +42,7 @@ def small_steps() -> Iterator[None]:
         mock.patch.object(columns_file, "PROOF_ROWS", 4),
         mock.patch.object(matching, "TAG_UNITS", 8),
         mock.patch.object(matching, "ROWS_INLINE", 2),
-        mock.patch.object(matching, "RECORDS_A_STEP", 3),
+        mock.patch.object(matching, "RECORDS_PER_STEP", 3),
     ):
         yield
 

@@ -79,7 +79,7 @@ def test_the_options_of_a_java_start_script_count() -> None:
     environment = {"JAVA_OPT": "-server -Dtls.server.mode=enforcing -Dtls.enable=true -Xmx1g"}
     broker, _, warnings = load_broker_config("", environment=environment)
     assert (broker.tls_mode, broker.tls_dials) == ("enforcing", "true")
-    assert "nobody can verify" in warnings[0]
+    assert "clients cannot verify" in warnings[0]
     names, _ = load_name_server_config("", environment=environment)
     assert names.tls_mode == "enforcing"
 
@@ -87,8 +87,8 @@ def test_the_options_of_a_java_start_script_count() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("tls.server.authClient=true", "Set it to require"),
-        ("tls.server.mode=enforcing", "nobody can verify"),
+        ("tls.server.authClient=true", "Set that to require"),
+        ("tls.server.mode=enforcing", "clients cannot verify"),
         ("tls.client.trustCertPath=/ca.pem", "are not verified"),
     ],
 )

@@ -13,16 +13,16 @@ class Map:
         self.is_used = True
         self.is_there = True
 
-    def let_go(self) -> None:
+    def release_descriptor(self) -> None:
         self.is_there = False
 
 
 def test_map_that_is_used_stays_and_the_others_go_in_order() -> None:
     pool, often, maps = DescriptorPool(4), Map(), [Map() for _ in range(20)]
-    pool.enter(often)
+    pool.add(often)
     for one in maps:
         often.is_used = True
-        pool.enter(one)
+        pool.add(one)
         assert len(pool) <= 4
     assert often.is_there
     assert [one.is_there for one in maps] == [False] * 17 + [True] * 3
@@ -31,11 +31,11 @@ def test_map_that_is_used_stays_and_the_others_go_in_order() -> None:
 def test_new_map_stays_when_all_others_are_used() -> None:
     pool, maps = DescriptorPool(3), [Map() for _ in range(3)]
     for one in maps:
-        pool.enter(one)
+        pool.add(one)
     for one in maps:
         one.is_used = True
     new = Map()
-    pool.enter(new)
+    pool.add(new)
     assert new.is_there
     assert [one.is_there for one in maps] == [False, True, True]
 
@@ -43,24 +43,24 @@ def test_new_map_stays_when_all_others_are_used() -> None:
 def test_map_that_left_gives_its_place_back() -> None:
     pool, maps = DescriptorPool(2), [Map() for _ in range(3)]
     for one in maps[:2]:
-        pool.enter(one)
-    pool.leave(maps[0])
-    pool.leave(maps[0])
-    pool.enter(maps[2])
+        pool.add(one)
+    pool.remove(maps[0])
+    pool.remove(maps[0])
+    pool.add(maps[2])
     assert len(pool) == 2
     assert maps[1].is_there
 
 
 @pytest.mark.parametrize(
-    ("limit", "maps", "sockets_end"),
+    ("limit", "maps", "socket_descriptor_end"),
     [(1024, 256, 704), (256, 64, 128), (20_000, 1024, 18_912), (1 << 30, 1024, (1 << 20) - 1088)],
 )
 def test_maps_and_sockets_share_the_limit(
-    monkeypatch: pytest.MonkeyPatch, limit: int, maps: int, sockets_end: int
+    monkeypatch: pytest.MonkeyPatch, limit: int, maps: int, socket_descriptor_end: int
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     assert descriptors.maps_max() == maps
-    assert descriptors.sockets_end() == sockets_end
+    assert descriptors.socket_descriptor_end() == socket_descriptor_end
 
 
 def test_limit_is_raised_as_far_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from sluicemq.files import (
     Access,
     Files,
     edit_text,
-    exposure,
+    exposure_warning,
     load_text,
     overwrite_text,
     read_text,
@@ -300,12 +300,12 @@ def test_a_new_file_with_secrets_is_its_owners_alone(port: tuple[Files, str]) ->
     files, root = port
     edit_text(files, f"{root}/new", "secret=1")
     assert files.access(f"{root}/new").mode == 0o600
-    assert exposure(files, f"{root}/new") is None
+    assert exposure_warning(files, f"{root}/new") is None
     files.open(f"{root}/open", create=True, access=Access(0o644)).close()
-    assert "can be read by everybody on this machine: chmod 600" in (
-        exposure(files, f"{root}/open") or ""
+    assert "can be read by every user of this machine. Run chmod 600" in (
+        exposure_warning(files, f"{root}/open") or ""
     )
-    assert exposure(files, f"{root}/missing") is None
+    assert exposure_warning(files, f"{root}/missing") is None
 
 
 def test_the_owner_stays_the_owner_when_somebody_else_rewrites(tmp_path: Path) -> None:
@@ -319,9 +319,9 @@ def test_the_owner_stays_the_owner_when_somebody_else_rewrites(tmp_path: Path) -
         rewrite(SYSTEM_FILES, str(path), "new")
         found = path.stat()
         assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (12345, 54321, 0o640)
-    assert "can be read by its group" in (exposure(SYSTEM_FILES, str(path)) or "")
+    assert "can be read by its group" in (exposure_warning(SYSTEM_FILES, str(path)) or "")
     os.chown(path, 0, 54321)
-    assert exposure(SYSTEM_FILES, str(path)) is None
+    assert exposure_warning(SYSTEM_FILES, str(path)) is None
 
 
 def test_rights_that_cannot_be_given_are_given_to_nobody_else(

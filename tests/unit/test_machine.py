@@ -17,7 +17,7 @@ def test_a_thread_lowers_its_priority_when_it_may_raise_it_again() -> None:
     def work() -> None:
         priority = Priority()
         for is_low in (True, False):
-            priority.lower(is_low)
+            priority.set_low(is_low)
             look()
 
     look()
@@ -35,8 +35,8 @@ def test_threads_that_a_broker_begins_are_as_usual_though_its_own_is_lowered() -
 
     def work() -> None:
         broker = Broker(BrokerConfig(), StoreConfig())
-        priority().lower()
-        for executor in (broker._executor, broker._computer):
+        priority().set_low()
+        for executor in (broker._executor, broker._filter_executor):
             found.append(executor.submit(os.getpriority, os.PRIO_PROCESS, 0).result())
             executor.shutdown()
         assert priority() is priority()

@@ -37,7 +37,7 @@ from sluicemq.acl.rules import (
 )
 from sluicemq.config.keys import ServerConfig
 from sluicemq.errors import ConfigurationError
-from sluicemq.files import Files, exposure
+from sluicemq.files import Files, exposure_warning
 
 T = TypeVar("T")
 KEY_LENGTH_MIN: Final = 7
@@ -420,7 +420,7 @@ class RuleSource:
             if files.exists(path):
                 return cls(files, path, is_compatible=config.acl_compatible)
         raise ConfigurationError(
-            "aclEnable=true, but there is no file of accounts "
+            "aclEnable=true, but no file of accounts exists "
             f"({', '.join(config.acl_files) or 'none is configured'}).",
             fix="Write plain_acl.yml there (`accounts:` with accessKey and secretKey), configure"
             " another file with plainAclFile, or set aclEnable=false.",
@@ -452,7 +452,7 @@ class RuleSource:
         Raises ConfigurationError as `load_rule_files` does.
         """
         read = load_rule_files(texts, is_compatible=self._is_compatible)
-        exposed = [exposure(self._files, path) for path, _ in texts.contents]
+        exposed = [exposure_warning(self._files, path) for path, _ in texts.contents]
         return read._replace(warnings=(*read.warnings, *filter(None, exposed)))
 
     def _paths_below(self, directory: str, depth: int) -> list[str]:

@@ -3,9 +3,9 @@
 Names and labels are those of RocketMQ 5; further metrics begin with `sluicemq_`. `COUNTERS`,
 `GAUGES` and `ACCESS_METRICS` declare what is measured.
 
-The hot paths count in plain integers (topic.messages_in, pull.delivered …), and only a scrape makes
-Prometheus objects of them. A scrape runs on a thread of its own and reads tables that the event
-loop changes, so it copies a table before iterating over it.
+The hot paths count in plain integers (topic.messages_in, pull.deliveries …), and only a scrape
+makes Prometheus objects of them. A scrape runs on a thread of its own and reads tables that the
+event loop changes, so it copies a table before iterating over it.
 
 prometheus-client belongs to the extra `server` and is imported when the port is opened. A broker
 without it runs without that port.
@@ -116,7 +116,7 @@ def _delivered(attribute: str) -> Callable[[BrokerState], Samples]:
     """Return a function that yields a counter of deliveries for each topic and group."""
 
     def samples(b: BrokerState) -> Samples:
-        for (topic, group), delivered in b.pull.delivered.copy().items():
+        for (topic, group), delivered in b.pull.deliveries.copy().items():
             yield topic, group, *_flags(b, topic), getattr(delivered, attribute)
 
     return samples
@@ -191,7 +191,7 @@ COUNTERS: Final = (
         "sluicemq_messages_filtered",
         "Messages that a filter rejected.",
         _OUT,
-        _delivered("filtered"),
+        _delivered("filtered_count"),
     ),
     Family(
         "sluicemq_messages_retried",
@@ -261,7 +261,7 @@ COUNTERS: Final = (
         (*_PAIR, "reason"),
         lambda b: [
             (*pair, reason, count)
-            for pair, troubles in b.filter_watch.troubles.copy().items()
+            for pair, troubles in b.filter_watch.failures.copy().items()
             for reason, count in troubles.reasons.copy().items()
         ],
     ),
@@ -287,7 +287,7 @@ COUNTERS: Final = (
         "sluicemq_subscription_conflicts",
         "Subscriptions that differed from their group's.",
         _GROUP,
-        _each(lambda b: b.contracts.conflicts),
+        _each(lambda b: b.contracts.conflict_counts),
     ),
     Family(
         "sluicemq_property_columns_messages",
@@ -316,7 +316,7 @@ GAUGES: Final = (
         "sluicemq_consumer_lag_matching_messages",
         "Messages not consumed yet that match the filter of the group (an exact count).",
         _PAIR,
-        lambda b: [(*pair, count) for pair, (count, _) in b.filter_watch.matches.items()],
+        lambda b: [(*pair, count) for pair, (count, _) in b.filter_watch.survey_results.items()],
     ),
     Family(
         "sluicemq_consumer_lag_eta_seconds",
@@ -324,7 +324,7 @@ GAUGES: Final = (
         _PAIR,
         lambda b: [
             (*pair, eta_s)
-            for pair, (_, eta_s) in b.filter_watch.matches.items()
+            for pair, (_, eta_s) in b.filter_watch.survey_results.items()
             if eta_s is not None
         ],
     ),
@@ -388,7 +388,7 @@ GAUGES: Final = (
         "sluicemq_group_refused_clients",
         "Connected clients whose subscription is refused by their strict group.",
         _GROUP,
-        _each(lambda b: Counter(group for group, _ in b.contracts.refused.copy())),
+        _each(lambda b: Counter(group for group, _ in b.contracts.refusals.copy())),
     ),
     Family(
         "sluicemq_property_columns_bytes",

@@ -158,7 +158,7 @@ class Broker:
         self._network = network = with_tls(network, broker_client_tls(config), config)
         self._stretch_pause = stretch_pause
         # A new thread inherits the priority of the loop's thread, which may be low at that moment.
-        restore_priority = partial(priority().lower, is_low=False)
+        restore_priority = partial(priority().set_low, is_low=False)
         self._executor = executor or ThreadPoolExecutor(
             EXECUTOR_THREADS, "sluice-broker", initializer=restore_priority
         )
@@ -706,7 +706,7 @@ class Broker:
             return save(*delayed.documents, core.epochs.table.document)
 
         def save_filters() -> Awaitable[None]:
-            filters.clean()
+            filters.remove_expired()
             return save(filters.document, core.assignments.document)
 
         return [

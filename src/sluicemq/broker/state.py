@@ -19,14 +19,15 @@ from sluicemq.acl.guard import Access, Guard
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.retention import Cleaning, GroupWatch
 from sluicemq.broker.admin.status import Days, Rates, RuntimeInfo
-from sluicemq.broker.consume.clients import Consumers, Contracts, Producers
-from sluicemq.broker.consume.delivered import Deliveries
-from sluicemq.broker.consume.filter_watch import FilterWatch
+from sluicemq.broker.consume.client_memory import ClientMemory
+from sluicemq.broker.consume.clients import Consumers, Producers
+from sluicemq.broker.consume.contracts import Contracts
+from sluicemq.broker.consume.delivery import DeliveryStates
+from sluicemq.broker.consume.filter_diagnostics import FilterHandlers
 from sluicemq.broker.consume.filters import ConsumerFilters, RequestFilters
-from sluicemq.broker.consume.held import HeldBytes
 from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.consume.longpoll import LongPolls
-from sluicemq.broker.consume.pull import Pull
+from sluicemq.broker.consume.pull import PullHandlers
 from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.epochs import Epochs
 from sluicemq.broker.group_commit import Announced, Durable, GroupCommit, Parked, Postponed, RunSync
@@ -132,7 +133,7 @@ class BrokerState:
         self.filters = ConsumerFilters(settings, files, clock, store.columns.want)
         self.guard = Guard.from_config(files, clock, settings.broker)
         self.access = Access(self.guard)
-        self.held_bytes = HeldBytes(settings)
+        self.held_bytes = ClientMemory(settings)
         self.producers = Producers(clock, self.held_bytes)
         self.locks = QueueLocks(files, settings.store.root, clock)
         self.random = Random()
@@ -185,9 +186,9 @@ class BrokerState:
         self.assignments = Assignments(
             settings, topics, groups, self.consumers, files, clock, look_up
         )
-        self.delivered = Deliveries(offsets.pulled_offsets)
+        self.delivered = DeliveryStates(offsets.pulled_offsets)
         self.request_filters = RequestFilters()
-        self.pull = Pull(
+        self.pull = PullHandlers(
             settings=settings,
             topics=topics,
             groups=groups,
@@ -196,11 +197,11 @@ class BrokerState:
             polls=self.polls,
             store=store,
             clock=clock,
-            after_turn=call_soon,
+            call_soon=call_soon,
             background=self.background,
-            delivered=self.delivered,
+            deliveries=self.delivered,
             filters=self.request_filters,
-            shares=self.scheduler,
+            scheduler=self.scheduler,
             call_later=call_later,
         )
 
@@ -238,7 +239,7 @@ class BrokerState:
             files=files,
             clock=steady_clock,
         )
-        offsets.on_forget += [self.checkpoints.forget, self.contracts.deleted]
+        offsets.on_forget += [self.checkpoints.forget, self.contracts.forget_deleted]
         self.in_flight = InFlight(
             groups, self.checkpoints, self.order, steady_clock, self.background
         )
@@ -287,14 +288,14 @@ class BrokerState:
         topics, offsets, group_commit = self.topics, self.offsets, self.group_commit
         self.watch, self.rates, self.days = GroupWatch(offsets, store, clock), Rates(), Days()
         self.cleaning = Cleaning(settings, topics, self.watch, store, clock, group_commit.commit)
-        self.filter_watch = FilterWatch(
+        self.filter_watch = FilterHandlers(
             store=store,
             topics=topics,
             groups=self.groups,
             offsets=offsets,
             consumers=self.consumers,
             filters=self.filters,
-            delivered=self.delivered,
+            deliveries=self.delivered,
             background=self.background,
             clock=clock,
             unfinished=self.in_flight.unfinished,
@@ -308,7 +309,7 @@ class BrokerState:
             store=store,
             rates=self.rates,
             days=self.days,
-            more=(self.delayed.runtime, self.filter_watch.runtime),
+            more=(self.delayed.runtime, self.filter_watch.runtime_info),
         )
 
     # --- deleted topics
@@ -359,8 +360,8 @@ class BrokerState:
 
         Also forget what pulls noted about its offsets.
         """
-        self.polls.end_topic(name)
-        self.delivered.topic_deleted(name)
+        self.polls.answer_deleted_topic(name)
+        self.delivered.forget_topic(name)
 
     # --- loading and documents
 
@@ -490,7 +491,7 @@ class BrokerState:
 
     def on_disconnect(self, peer: Peer) -> None:
         """Forget the requests and the groups of a closed connection."""
-        self.polls.disconnect(peer)
+        self.polls.remove_connection(peer)
         self.questions.disconnected(peer)
         self.background.run_in_background(self._remove_client(peer))
         self.scheduler.remove(peer)
@@ -499,8 +500,8 @@ class BrokerState:
 
     def _remove_client(self, peer: Peer) -> WorkItem[None]:
         """Remove a closed connection from its groups, in steps: there may be thousands."""
-        yield from self.consumers.disconnecting(peer)
-        yield from self.producers.disconnecting(peer)
+        yield from self.consumers.remove_connection(peer)
+        yield from self.producers.remove_connection(peer)
 
     # --- background jobs; for the meaning of a step see the module's docstring
 
@@ -548,7 +549,7 @@ class BrokerState:
         run("parked pulls", lambda: self.polls.expire(now_s))
         run("held answers", lambda: self.group_commit.expire(now_s))
         run("relayed questions", lambda: self.questions.expire(now_s))
-        run("notices of members", self.consumers.notices.run)
+        run("notices of members", self.consumers.notices.send_due)
         if self.settings.is_slave:
             return
         if self.in_sync is not None:
@@ -557,7 +558,7 @@ class BrokerState:
         run("ordered pops", self.order.run)
         run("epochs", self.epochs.run)
         run("transaction checks", self.transactions.run)
-        run("filter watch", self.filter_watch.run)
+        run("filter watch", self.filter_watch.survey_if_due)
 
     def run_every_second(self) -> None:
         """Take samples for rates, and run the lanes. Called once a second."""

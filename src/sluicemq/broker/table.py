@@ -21,10 +21,10 @@ from sluicemq.broker.admin.refused import SENTENCES, Refused
 from sluicemq.broker.admin.retention import Cleaning
 from sluicemq.broker.admin.statistics import Statistics
 from sluicemq.broker.admin.status import Admin
-from sluicemq.broker.consume.filter_watch import FilterWatch
-from sluicemq.broker.consume.heartbeat import Heartbeats
-from sluicemq.broker.consume.offset_admin import OffsetAdmin
-from sluicemq.broker.consume.pull import Pull
+from sluicemq.broker.consume.filter_diagnostics import FilterHandlers
+from sluicemq.broker.consume.heartbeat import HeartbeatHandlers
+from sluicemq.broker.consume.offset_admin import GroupOffsetHandlers
+from sluicemq.broker.consume.pull import PullHandlers
 from sluicemq.broker.epochs.epochs import Epochs
 from sluicemq.broker.pop.acknowledge import Acknowledge, InFlight
 from sluicemq.broker.pop.assignment import Assignments
@@ -76,8 +76,8 @@ TABLE: Final[dict[int, Row]] = {
     Code.GET_TIMER_CHECK_POINT: Row(None, DelayRequests.timer_checkpoint),
     Code.GET_TIMER_METRICS: Row(None, DelayRequests.timer_metrics),
     # --- consumers
-    Code.PULL_MESSAGE: Row(None, Pull.pull, Pull.pull_quick),
-    Code.LITE_PULL_MESSAGE: Row(None, Pull.pull),
+    Code.PULL_MESSAGE: Row(None, PullHandlers.pull, PullHandlers.pull_fast_path),
+    Code.LITE_PULL_MESSAGE: Row(None, PullHandlers.pull),
     Code.POP_MESSAGE: Row(p.PopMessageRequest, Pop.pop),
     Code.PEEK_MESSAGE: Row(p.PeekMessageRequest, Pop.peek),
     Code.NOTIFICATION: Row(p.NotificationRequest, Pop.notify),
@@ -86,10 +86,10 @@ TABLE: Final[dict[int, Row]] = {
     Code.BATCH_ACK_MESSAGE: Row(None, Acknowledge.many),
     Code.CHANGE_MESSAGE_INVISIBLETIME: Row(p.ChangeInvisibleTimeRequest, Acknowledge.change),
     Code.SLUICE_IN_FLIGHT: Row(p.InFlightRequest, InFlight.listed),
-    Code.HEART_BEAT: Row(None, Heartbeats.heartbeat, Heartbeats.heartbeat_again),
-    Code.UNREGISTER_CLIENT: Row(h.UnregisterClientRequest, Heartbeats.unregister),
-    Code.GET_CONSUMER_LIST_BY_GROUP: Row(h.ConsumerGroupRequest, Heartbeats.list_members),
-    Code.CHECK_CLIENT_CONFIG: Row(None, Heartbeats.check),
+    Code.HEART_BEAT: Row(None, HeartbeatHandlers.heartbeat, HeartbeatHandlers.heartbeat_fast_path),
+    Code.UNREGISTER_CLIENT: Row(h.UnregisterClientRequest, HeartbeatHandlers.unregister),
+    Code.GET_CONSUMER_LIST_BY_GROUP: Row(h.ConsumerGroupRequest, HeartbeatHandlers.list_members),
+    Code.CHECK_CLIENT_CONFIG: Row(None, HeartbeatHandlers.check_subscription),
     Code.QUERY_ASSIGNMENT: Row(None, Assignments.query),
     Code.SET_MESSAGE_REQUEST_MODE: Row(None, Assignments.set_mode),
     Code.GET_ALL_MESSAGE_REQUEST_MODE: Row(None, Assignments.modes),
@@ -118,14 +118,20 @@ TABLE: Final[dict[int, Row]] = {
     Code.GET_SUBSCRIPTIONGROUP_CONFIG: Row(h.GetGroupConfigRequest, Metadata.group),
     Code.GET_ALL_CONSUMER_OFFSET: Row(None, Metadata.all_offsets),
     # --- offsets, filters and lanes of groups
-    Code.INVOKE_BROKER_TO_RESET_OFFSET: Row(h.ResetOffsetRequest, OffsetAdmin.reset),
-    Code.QUERY_CONSUME_TIME_SPAN: Row(h.TopicGroupRequest, OffsetAdmin.time_spans),
-    Code.QUERY_CORRECTION_OFFSET: Row(h.QueryCorrectionOffsetRequest, OffsetAdmin.corrections),
-    Code.CLONE_GROUP_OFFSET: Row(h.CloneGroupOffsetRequest, OffsetAdmin.clone),
-    Code.QUERY_CONSUME_QUEUE: Row(h.QueryConsumeQueueRequest, OffsetAdmin.units),
-    Code.SLUICE_FILTERED_LAG: Row(h.FilteredLagRequest, FilterWatch.filtered_lag),
-    Code.SLUICE_TRY_FILTER: Row(h.TryFilterRequest, FilterWatch.try_filter),
-    Code.SLUICE_GROUP_LANES: Row(h.ConsumerGroupRequest, FilterWatch.group_lanes),
+    Code.INVOKE_BROKER_TO_RESET_OFFSET: Row(
+        h.ResetOffsetRequest, GroupOffsetHandlers.reset_offsets
+    ),
+    Code.QUERY_CONSUME_TIME_SPAN: Row(h.TopicGroupRequest, GroupOffsetHandlers.query_time_spans),
+    Code.QUERY_CORRECTION_OFFSET: Row(
+        h.QueryCorrectionOffsetRequest, GroupOffsetHandlers.query_correction_offsets
+    ),
+    Code.CLONE_GROUP_OFFSET: Row(h.CloneGroupOffsetRequest, GroupOffsetHandlers.clone_offsets),
+    Code.QUERY_CONSUME_QUEUE: Row(
+        h.QueryConsumeQueueRequest, GroupOffsetHandlers.query_consume_queue
+    ),
+    Code.SLUICE_FILTERED_LAG: Row(h.FilteredLagRequest, FilterHandlers.report_filtered_lag),
+    Code.SLUICE_TRY_FILTER: Row(h.TryFilterRequest, FilterHandlers.try_filter),
+    Code.SLUICE_GROUP_LANES: Row(h.ConsumerGroupRequest, FilterHandlers.report_lanes),
     # --- the broker, its clients and its files
     Code.UPDATE_BROKER_CONFIG: Row(None, Admin.change_config),
     Code.GET_BROKER_CONFIG: Row(None, Admin.config),
@@ -234,7 +240,7 @@ def _make_consumer_handlers(core: BrokerState) -> Iterator[object]:
         clock=core.steady_clock,
         delivered=core.delivered,
     )
-    yield Heartbeats(settings, topics, groups, core.consumers, core.producers, core.clock)
+    yield HeartbeatHandlers(settings, topics, groups, core.consumers, core.producers, core.clock)
     yield Queries(
         settings=settings,
         topics=topics,
@@ -275,7 +281,7 @@ def _make_admin_handlers(core: BrokerState) -> Iterator[object]:
         runtime=core.runtime,
         status=admin,
     )
-    yield OffsetAdmin(
+    yield GroupOffsetHandlers(
         settings=settings,
         topics=topics,
         groups=groups,
@@ -353,4 +359,4 @@ def _compile(core: BrokerState, fast_paths: dict[int, FastHandler]) -> RunEngine
     if not is_plain or sends is None:
         return None
     fast_paths.pop(Code.PULL_MESSAGE, None)
-    return core.pull.compile(sends.run)
+    return core.pull.make_frame_runner(sends.run)

@@ -15,7 +15,6 @@ try:
 
     from sluicemq import __version__
     from sluicemq.cli import ending
-    from sluicemq.hints import did_you_mean
 except ModuleNotFoundError as error:
     if error.name != "click":
         raise
@@ -93,6 +92,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
+            from sluicemq.hints import did_you_mean  # noqa: PLC0415 - only a wrong name needs it
+
             hint = did_you_mean(name, self.list_commands(ctx))
             ctx.fail(f"No such command {name!r}. {hint}".rstrip())
         return super().resolve_command(ctx, args)

@@ -36,7 +36,7 @@ from sluicemq.client.admin.groups import (
 )
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.system_names import is_system_group
+from sluicemq.model.system_names import is_retry_topic, is_system_group
 from sluicemq.model.topic import CONTRACTS, DLQ_PREFIX, RETRY_PREFIX, GroupConfig
 from sluicemq.proxy import proxy_status
 from sluicemq.wire.bodies import GroupMatching, RunningInfo
@@ -195,7 +195,7 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
         [
             (broker, topic)
             for broker, topic in filters
-            if not topic.topic.startswith(RETRY_PREFIX)
+            if not is_retry_topic(topic.topic)
             and (topic.expression != "*" or topic.filtered or topic.errors)
         ]
     )
@@ -223,7 +223,7 @@ def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:
     queues = [
         _progress(item) | {"member": owners.get(item.queue, "")}
         for item in report.progress
-        if not item.queue.topic.startswith(RETRY_PREFIX) or item.lag
+        if not is_retry_topic(item.queue.topic) or item.lag
     ]
     columns = (
         "topic broker queue=queue_id committed end=offset_max lag in_flight=in_flight "
@@ -336,7 +336,7 @@ def _print_lag(found: list[QueueLag]) -> None:
     queues = [
         _lag(item)
         for item in found
-        if not item.queue.topic.startswith(RETRY_PREFIX) or item.lag or item.lost or item.beyond_end
+        if not is_retry_topic(item.queue.topic) or item.lag or item.lost or item.beyond_end
     ]
     columns = (
         "group topic broker queue=queue_id committed first=offset_min end=offset_max lag "
@@ -348,7 +348,7 @@ def _print_lag(found: list[QueueLag]) -> None:
         _lag(item) | asdict(lane)
         for item in found
         for lane in item.lanes
-        if lane.matching or not item.queue.topic.startswith(RETRY_PREFIX)
+        if lane.matching or not is_retry_topic(item.queue.topic)
     ]
     columns = "group topic broker queue=queue_id lane wants=expression committed matching"
     print_records(

@@ -25,7 +25,7 @@ from sluicemq.errors import (
     SluiceError,
     UndecodableBodyError,
 )
-from sluicemq.files import SYSTEM_FILES, exposure, read_text
+from sluicemq.files import SYSTEM_FILES, exposure_warning, read_text
 from sluicemq.hints import did_you_mean
 from sluicemq.model.addresses import DEFAULT_NAME_SERVER
 from sluicemq.net.tls import VERIFY_MODES, Tls, default_tls, tls_from_environment
@@ -102,7 +102,7 @@ class Access:
             return None
         from sluicemq.acl.loading import load_credentials  # noqa: PLC0415 - rarely there
 
-        warning = exposure(SYSTEM_FILES, path)
+        warning = exposure_warning(SYSTEM_FILES, path)
         if warning is not None:
             click.echo(f"sluice: warning: {warning}", err=True)
         return load_credentials(text, path)

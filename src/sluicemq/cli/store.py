@@ -31,7 +31,7 @@ from sluicemq.cli.output import (
 )
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import SluiceError, StoreError
-from sluicemq.files import lock_holder
+from sluicemq.files import lock_owner
 
 if TYPE_CHECKING:
     from sluicemq.store.tools.checks import Findings
@@ -95,7 +95,7 @@ def info(as_json: bool, **place: str) -> None:
     from sluicemq.store.tools.dump import describe  # noqa: PLC0415
 
     with opened(**place) as layout:
-        found = describe(layout) | {"locked_by": lock_holder(f"{layout.root}/lock")}
+        found = describe(layout) | {"locked_by": lock_owner(f"{layout.root}/lock")}
     if as_json:
         print_json(found)
         return
@@ -335,7 +335,7 @@ def _add_start_error(
     from sluicemq.config import StoreConfig  # noqa: PLC0415
     from sluicemq.store.tools.checks import ERROR, NOTE  # noqa: PLC0415 - NumPy: 80 ms
 
-    if lock_holder(f"{directory}/lock"):
+    if lock_owner(f"{directory}/lock"):
         text = "a broker runs on this store, so it was not tried whether one starts"
         findings.add(NOTE, "start", directory, text)
         return

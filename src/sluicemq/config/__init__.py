@@ -1,10 +1,12 @@
-"""Settings: RocketMQ's files in, small frozen values out.
+"""The settings of the servers, read from RocketMQ's configuration files into frozen dataclasses.
 
-    settings.py     BrokerConfig, StoreConfig, NameServerConfig, ProxyConfig: a key for each field
-    inert.py        keys that RocketMQ knows and that have no effect here
-    load.py         text -> values with warnings; changes at run time; values -> text
+    keys.py         how a setting is declared, and the settings that all servers share
+    settings.py     BrokerConfig, StoreConfig, NameServerConfig, ProxyConfig
+    inert.py        keys of RocketMQ that have no effect in SluiceMQ
+    load.py         parse files, change settings at run time, write them as text
 
-Order of precedence: defaults, environment (`NAMESRV_ADDR`), file, command line.
+A later source takes precedence over an earlier one: defaults, environment (`NAMESRV_ADDR`), file,
+command line.
 """
 
 from sluicemq.config.keys import Key, Part

@@ -1,28 +1,30 @@
-"""Keys that RocketMQ knows and that set nothing here, by the reason.
+"""Keys of RocketMQ that have no effect in SluiceMQ, grouped by the reason.
 
-They are accepted with a note, so that a broker.conf of a running system starts. A key moves from
-here to `settings.py` when the feature behind it is built. Where silence would be dangerous
-(somebody believes that access is controlled) the key is refused instead: `REFUSED`.
+They are accepted with a warning, so that a server starts with the configuration file of a running
+RocketMQ. A key moves to `settings.py` when its feature is implemented. If ignoring a key would be
+dangerous, because a user would believe that access is controlled, the key is refused (`REFUSED`).
+
+A reason completes the sentence "… has no effect, because …".
 """
 
 from typing import Final
 
 _REASONS: Final = {
-    "cold data control is not built": """
+    "cold data control is not implemented": """
         accessMessageInMemoryHotRatio cgColdReadThreshold coldCtrStrategyEnable
         coldDataFlowControlEnable coldDataScanEnable globalColdReadThreshold usePIDColdCtrStrategy
     """,
-    "statistics and metrics have no such switch here": """
+    "the statistics and metrics of SluiceMQ have no such option": """
         accountStatsEnable accountStatsPrintZeroValues autoDeleteUnusedStats commercialBaseCount
         commercialSizePerMsg debugLockEnable enableDetailStat estimateAccumulation isolateLogEnable
         maxStatsIdleTimeInMinutes metricLoggingExporterIntervalInMills metricsInDelta metricsLabel
         metricsOtelCardinalityLimit printChannelGroups printChannelGroupsMinNum
         sampleCountThreshold sampleSteps
     """,
-    "metrics leave by OTLP over HTTP (sluiceOtlpEndpoint), not over gRPC": """
+    "metrics are pushed by OTLP over HTTP (sluiceOtlpEndpoint), not over gRPC": """
         metricGrpcExporterTimeOutInMills metricsGrpcExporterTarget
     """,
-    "what is popped is decided in memory, to the millisecond, and nothing scans for it": """
+    "popped messages are tracked in memory to the millisecond, without scanning": """
         appendAckAsync appendCkAsync enableNotifyAfterPopOrderLockRelease
         enableNotifyBeforePopCalculateLag enablePopBatchAck enablePopBufferMerge enablePopLog
         enableSkipLongAwaitingAck popCkMaxBufferSize popCkOffsetMaxQueueSize popCkStayBufferTime
@@ -31,13 +33,13 @@ _REASONS: Final = {
         popPollingMapSize popReviveMaxAttemptTimes popReviveMaxReturnSizePerRead reviveAckWaitMs
         reviveInterval reviveMaxSlow reviveQueueNum reviveScanTime skipWhenCKRePutReachMaxTimes
     """,
-    "access control is ACL 1.0 here (aclEnable), not that of RocketMQ 5.3": """
+    "access control is ACL 1.0 (aclEnable), not that of RocketMQ 5.3": """
         authConfigPath authenticationEnabled authenticationMetadataProvider authenticationProvider
         authenticationStrategy authenticationWhitelist authorizationEnabled
         authorizationMetadataProvider authorizationProvider authorizationStrategy
         authorizationWhitelist initAuthenticationUser migrateAuthFromV1Enabled
     """,
-    "there are no thread pools and queues here, one loop serves everything": """
+    "one event loop serves all requests, without thread pools and their queues": """
         ackMessageThreadPoolNums ackThreadPoolQueueCapacity adminBrokerThreadPoolNums
         adminBrokerThreadPoolQueueCapacity batchDispatchRequestThreadPoolNums
         brokerFastFailureEnable clientAsyncSemaphoreValue clientCallbackExecutorThreads
@@ -57,7 +59,7 @@ _REASONS: Final = {
         waitTimeMillsInAdminBrokerQueue waitTimeMillsInHeartbeatQueue waitTimeMillsInLitePullQueue
         waitTimeMillsInPullQueue waitTimeMillsInSendQueue
     """,
-    "etcd decides who is master (sluiceConsensus), no controller or DLedger": """
+    "etcd decides who is master (sluiceConsensus), not a controller or DLedger": """
         allAckInSyncStateSet asyncLearner brokerElectionPriority brokerNotActiveTimeoutMillis
         checkSyncStateSetPeriod controllerAddr controllerHeartBeatTimeoutMills dLegerGroup
         dLegerPeers dLegerSelfId enableControllerInNamesrv enableControllerMode
@@ -65,12 +67,12 @@ _REASONS: Final = {
         sendHeartbeatTimeoutMillis storePathDLedgerCommitLog syncControllerMetadataPeriod
         totalReplicas
     """,
-    "a slave has the whole log of its master and its state as it changes": """
+    "a slave always receives the whole log and every change of the state of its master": """
         duplicationEnable isBrokerContainer isInBrokerContainer lockInStrictMode
         maxSlaveResendLength syncBrokerMetadataPeriod syncFromLastFile
         syncMasterFlushOffsetWhenStartup
     """,
-    "the one loop delivers delayed and timed messages, exactly and until it succeeds": """
+    "the event loop delivers delayed and timed messages exactly, and retries until it succeeds": """
         delayOffsetUpdateVersionStep enableScheduleAsyncDeliver enableScheduleMessageStats
         scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
         timerCheckMetricsWhen timerColdDataCheckIntervalMs timerEnableCheckMetrics
@@ -79,24 +81,24 @@ _REASONS: Final = {
         timerPutMessageThreadNum timerSkipUnknownError timerStopDequeue timerStopEnqueue
         timerWarmEnable
     """,
-    "columns replace ConsumeQueueExt, whose files are read, kept as found and not written": """
+    "property columns replace ConsumeQueueExt, whose files are kept and not written": """
         bitMapLengthConsumeQueueExt enableConsumeQueueExt mappedFileSizeConsumeQueueExt
     """,
-    "bloom filters are not used: filters are exact without them": """
+    "filters are exact and do not use bloom filters": """
         enableCalcFilterBitMap filterSupportRetry maxConsumeQueueScan maxFilterMessageSize
     """,
-    "there is no RocksDB here": """
+    "SluiceMQ does not use RocksDB": """
         bottomMostCompressionTypeForConsumeQueueStore cleanRocksDBDirtyCQIntervalMin
         enableRocksDBLog memTableFlushIntervalMs realTimePersistRocksDBConfig
         rocksdbCQDoubleWriteEnable rocksdbCompressionType rocksdbFlushWalFrequency
         rocksdbWalFileRollingThreshold statRocksDBCQIntervalSec storeType
     """,
-    "a file is deleted at once: who reads it keeps what it has mapped": """
+    "a file is deleted at once, and its readers keep their mapping": """
         cleanSwapedMapInterval correctLogicMinOffsetForceInterval correctLogicMinOffsetSleepInterval
         destroyMapedFileIntervalForcibly logicalDiskSpaceCleanForciblyThreshold
         maxBatchDeleteFilesNum redeleteHangedFileInterval
     """,
-    "sockets are asyncio's here": """
+    "asyncio manages the sockets": """
         clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout
         clientPooledByteBufAllocatorEnable clientSocketRcvBufSize clientSocketSndBufSize
         connectTimeoutMillis enableReconnectForGoAway
@@ -118,41 +120,41 @@ _REASONS: Final = {
         useReentrantLockWhenPutMessage wakeCommitWhenPutMessage wakeFlushWhenPutMessage
         warmMapedFileEnable
     """,
-    "compaction topics are refused, what lies in the folder compaction is kept as found": """
+    "compaction topics are refused, and files in the directory compaction are kept unchanged": """
         compactionCqMappedFileSize compactionMappedFileSize compactionScheduleInternal
         compactionThreadNum enableCompaction maxOffsetMapSize
     """,
-    "the key index is built behind the log, and is exact after a crash": """
+    "the key index is built from the commit log, and is exact after a crash": """
         messageIndexSafe putMsgIndexHightWater queryMessageThreadPoolNums storePathIndex
     """,
-    "lite topics and multi-dispatch are not built yet": """
+    "lite topics and multi-dispatch are not implemented": """
         enableLmq enableLmqStats enableMultiDispatch maxLmqConsumeQueueNum
     """,
-    "the end of a transaction is written at once, by the one loop": """
+    "the event loop writes the end of a transaction at once": """
         checkTransactionMessageEnable endTransactionPoolQueueCapacity endTransactionThreadPoolNums
         transactionMetricFlushInterval transactionOpBatchInterval transactionOpMsgMaxSize
         waitTimeMillsInTransactionQueue
     """,
-    "name servers are given by namesrvAddr": """
+    "name servers are configured only by namesrvAddr": """
         fetchNameSrvAddrByDnsLookup fetchNamesrvAddrByAddressServer fetchNamesrvAddrInterval
         isScanAvailableNameSrv namesrvDomain namesrvDomainSubgroup updateNameServerAddrPeriod
     """,
-    "batch consume queues are not built": """
+    "batch consume queues are not implemented": """
         mapperFileSizeBatchConsumeQueue searchBcqByCacheEnable
     """,
     "the list is fixed for a broker": """
         configBlackList
     """,
-    "a connection of a client ends after serverChannelMaxIdleTimeSeconds without traffic": """
+    "a connection is closed after serverChannelMaxIdleTimeSeconds without traffic": """
         grpcClientIdleTimeMills
     """,
     "a request of a gRPC client has at most 16 MiB": """
         grpcMaxInboundMessageSize
     """,
-    "what a broker asks of a gRPC client is answered after 4 s if the client does not": """
+    "if a gRPC client does not respond to a request of a broker, the proxy does after 4 s": """
         grpcProxyRelayRequestTimeoutInSeconds
     """,
-    "brokers are told to answer a receive 500 ms before the client's deadline": """
+    "the proxy requests that brokers respond to a receive 500 ms before the client's deadline": """
         longPollingReserveTimeInMillis
     """,
     "the proxy looks every second for messages to renew": """
@@ -161,7 +163,7 @@ _REASONS: Final = {
     "timed messages of gRPC clients are exact to the millisecond": """
         useDelayLevel
     """,
-    "the proxy has one loop, and no thread pools": """
+    "the proxy has one event loop and no thread pools": """
         channelExpiredInSeconds contextExpiredInSeconds detectInterval detectTimeout enableBatchAck
         enableGrpcEpoll enablePrintJstack grpcBossLoopNum grpcClientManagerThreadPoolNums
         grpcClientManagerThreadQueueCapacity grpcConsumerThreadPoolNums
@@ -177,7 +179,7 @@ _REASONS: Final = {
         tlsCertWatchIntervalMs transactionHeartbeatBatchNum transactionHeartbeatPeriodSecond
         transactionHeartbeatThreadPoolNums transactionHeartbeatThreadPoolQueueCapacity
     """,
-    "the proxy asks its cluster again after five seconds": """
+    "the proxy refreshes what it knows of its cluster after five seconds": """
         aclCacheExpiredSeconds aclCacheMaxNum aclCacheRefreshSeconds
         subscriptionGroupConfigCacheExpiredSeconds subscriptionGroupConfigCacheMaxNum
         subscriptionGroupConfigCacheRefreshSeconds topicConfigCacheExpiredSeconds
@@ -186,13 +188,13 @@ _REASONS: Final = {
         topicRouteServiceThreadPoolNums topicRouteServiceThreadPoolQueueCapacity
         userCacheExpiredSeconds userCacheMaxNum userCacheRefreshSeconds
     """,
-    "proxies know nothing of each other; what a client brings along says all": """
+    "proxies do not exchange data: every call of a client contains all that is needed": """
         heartbeatSyncerThreadPoolNums heartbeatSyncerThreadPoolQueueCapacity
         heartbeatSyncerTopicClusterName heartbeatSyncerTopicName localServeAddr proxyClusterName
         proxyName transactionDataExpireMillis transactionDataExpireScanPeriodMillis
         transactionDataMaxNum transactionDataMaxWaitClearMillis
     """,
-    "the proxy serves gRPC alone": """
+    "the proxy serves only gRPC": """
         enableRemotingLocalProxyGrpc localProxyConnectTimeoutMs remotingAccessAddr
         remotingDefaultThreadPoolNums remotingDefaultThreadPoolQueueCapacity
         remotingHeartbeatThreadPoolNums remotingHeartbeatThreadPoolQueueCapacity
@@ -204,13 +206,13 @@ _REASONS: Final = {
         remotingWaitTimeMillsInPullQueue remotingWaitTimeMillsInSendQueue
         remotingWaitTimeMillsInTopicRouteQueue remotingWaitTimeMillsInUpdateOffsetQueue
     """,
-    "the proxy signs what it asks whenever it has an account": """
+    "the proxy signs its requests whenever it has an account": """
         enableAclRpcHookForClusterMode
     """,
-    "clients get the address by which they came, with its port": """
+    "clients get the address and port by which they have connected": """
         useEndpointPortFromRequest
     """,
-    "SluiceMQ has no use for it": """
+    "SluiceMQ does not need it": """
         asyncSendEnable broadcastOffsetExpireMaxSecond broadcastOffsetExpireSecond
         channelNotActiveInterval cleanOfflineBrokerInterval clusterTest compatibleWithOldNameSrv
         compressedRegister configManagerVersion consumerFallbehindThreshold
@@ -231,14 +233,16 @@ _REASONS: Final = {
 INERT: Final = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
 _BY_ETCD: Final = (
-    "replicas with automatic failover are those of `sluice up --replicas 3`, or brokers with "
-    "sluiceConsensus, which etcd keeps; without it messages would have one copy"
+    "automatic failover needs `sluice up --replicas 3`, or brokers with sluiceConsensus; without "
+    "that, messages would have only one copy"
 )
 
+_BY_ACL: Final = "access control is ACL 1.0 (aclEnable); this key would leave the broker open"
+
 REFUSED: Final = {
-    "authenticationEnabled": "access control is ACL 1.0 here (aclEnable); it would be open",
-    "authorizationEnabled": "access control is ACL 1.0 here (aclEnable); it would be open",
+    "authenticationEnabled": _BY_ACL,
+    "authorizationEnabled": _BY_ACL,
     "enableControllerMode": _BY_ETCD,
     "enableDLegerCommitLog": _BY_ETCD,
 }
-"""Keys that may only be false, and why."""
+"""Keys that must not be set to anything but false, each with the reason."""

@@ -1,4 +1,4 @@
-"""How a setting is declared, and what all servers have: where they listen, TLS, metrics."""
+"""The declaration of a setting, and the settings that all servers share: address, TLS, metrics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ INT_MAX: Final = 2**31 - 1
 
 
 class Kind(StrEnum):
-    """How the text of a value is read."""
+    """How the text of a value is parsed. The values describe the kinds in the documentation."""
 
     BOOLEAN = "true or false"
     INTEGER = "whole number"
@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 
 class Part(StrEnum):
-    """Which settings a key belongs to."""
+    """The group of settings to which a key belongs."""
 
     BROKER = "broker"
     STORE = "store"
@@ -35,7 +35,11 @@ class Part(StrEnum):
 
 
 class Key(NamedTuple):
-    """One key. `choices` maps the words of a file to the value of the field."""
+    """A key of a configuration file, and the field of a dataclass that has its value.
+
+    `choices` maps the words that a file may use to values of the field. `doc` is the text of the
+    page on configuration. A key that is `live` can be changed while the server runs.
+    """
 
     part: Part
     name: str
@@ -43,18 +47,18 @@ class Key(NamedTuple):
     kind: Kind
     doc: str
     default: Any
-    """The value, or a function that finds it."""
+    """The default value, or a function that returns it."""
     minimum: int = 0
     maximum: int = INT_MAX
     aliases: tuple[str, ...] = ()
     choices: tuple[tuple[str, object], ...] = ()
     live: bool = False
     is_secret: bool = False
-    """Shown to nobody: request 26 answers it empty."""
+    """Never shown: the response to GET_BROKER_CONFIG (26) has an empty value."""
     refused: tuple[tuple[str, str], ...] = ()
-    """Words of RocketMQ's that mean nothing here, with what to write instead."""
-    taken_as: tuple[int, int] | None = None
-    """Limits that the value is brought into, as the real broker does (spec/store.md §9)."""
+    """Words that RocketMQ accepts and SluiceMQ refuses, each with the fix."""
+    clamped_to: tuple[int, int] | None = None
+    """The range to which the value is clamped, as RocketMQ does (spec/store.md §9)."""
 
 
 BOOLEAN, INTEGER, TEXT, PATH = Kind.BOOLEAN, Kind.INTEGER, Kind.TEXT, Kind.PATH
@@ -71,8 +75,11 @@ def setting(
     kind: Kind | None = None,
     **rest: Any,
 ) -> Any:
-    """A field with its key. The kind follows from the default where it is not given; a default that
-    can be called makes it. `rest`: further fields of `Key`."""
+    """Declare a field of a dataclass together with its key.
+
+    Without `kind`, the kind follows from the type of the default. A `default` that is a function is
+    called for each new object. `rest` are further fields of `Key`.
+    """
     if kind is None:
         kind = Kind.CHOICE if choices else _KINDS.get(type(default), TEXT)
     pairs = choices if isinstance(choices, Mapping) else {word: word for word in choices}
@@ -82,49 +89,56 @@ def setting(
 
 
 class Origin(NamedTuple):
-    """Where settings come from: nothing that the settings themselves depend on."""
+    """The source of settings. It does not take part in comparisons of settings."""
 
     written: Mapping[str, str] = MappingProxyType({})
-    """Path with its variables replaced -> as the file writes it, which is what answers show."""
+    """Maps a path in which variables were replaced to the text of the file, which is shown."""
     command_line: frozenset[str] = frozenset()
-    """Keys that the command line set, which wins over the file."""
+    """Keys that the command line has set. It takes precedence over the file."""
 
 
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """What brokers and name servers serve TLS with. RocketMQ takes it as system properties of Java,
-    most of it from tls.config.file too."""
+    """The TLS settings of a server.
+
+    RocketMQ reads them from system properties of Java, and most of them from tls.config.file too.
+    """
 
     tls_mode: str = setting("tls.server.mode", "permissive",
-        "`permissive` serves TLS and plain connections on the same port, `enforcing` closes plain "
-        "ones, `disabled` those that speak TLS.", choices=("permissive", "enforcing", "disabled"))
+        "`permissive` serves TLS and plaintext connections on the same port, `enforcing` closes "
+        "plaintext connections, `disabled` closes TLS connections.",
+        choices=("permissive", "enforcing", "disabled"))
     tls_certificate: str = setting("tls.server.certPath", "",
-        "PEM file with the certificate and intermediate ones. Read again when it changes.",
+        "PEM file with the certificate of the server and intermediate certificates. Read again "
+        "when it changes.",
         kind=PATH)
     tls_key: str = setting("tls.server.keyPath", "",
-        "PEM file with its private key. Default: the file of the certificate.", kind=PATH)
+        "PEM file with the private key for tls.server.certPath. Default: the same file.", kind=PATH)
     tls_key_password: str = setting("tls.server.keyPassword", "",
-        "Password of that key. Shown to nobody.", is_secret=True)
+        "Password of tls.server.keyPath. Never shown.", is_secret=True)
     tls_client_auth: str = setting("tls.server.need.client.auth", "none",
-        "`require` lets in clients with a certificate only (mutual TLS), `optional` verifies "
-        "those that show one. Both need tls.server.trustCertPath, unlike RocketMQ's.",
+        "`require` accepts only clients with a certificate (mutual TLS), `optional` verifies the "
+        "certificates of clients that present one. Unlike in RocketMQ, both need "
+        "tls.server.trustCertPath.",
         choices=("none", "optional", "require"))
     tls_auth_client: bool = setting("tls.server.authClient", False,
-        "RocketMQ verifies certificates of clients only with this; here they always are.")
+        "RocketMQ verifies certificates of clients only if this is true. SluiceMQ always verifies "
+        "them.")
     tls_ca: str = setting("tls.server.trustCertPath", "",
-        "PEM file with the authorities that sign certificates of clients.", kind=PATH)
+        "PEM file with the authorities that sign the certificates of clients.", kind=PATH)
     tls_test_mode: bool = setting("tls.test.mode.enable", True,
-        "Without a certificate one is made when the first client speaks TLS; nobody can verify "
-        "it. RocketMQ ignores the certificate in this mode, here it is used.")
+        "If there is no certificate, the server creates one when the first client uses TLS. "
+        "Clients cannot verify it. RocketMQ ignores a configured certificate in this mode, "
+        "SluiceMQ uses it.")
     tls_config_file: str = setting("tls.config.file", "",
-        "Properties file with these keys, which wins over this one. Default: "
-        "/etc/rocketmq/tls.properties, if it is there.", kind=PATH)
+        "Properties file with the tls.* keys, which takes precedence over this file. Default: "
+        "/etc/rocketmq/tls.properties, if it exists.", kind=PATH)
     origin: Origin = field(default=Origin(), compare=False, repr=False)
 
 
 class InnerAccount(NamedTuple):
-    """An account that is in no file: the servers of one `sluice up` sign with it."""
+    """An account without an entry in a file. The servers of one `sluice up` sign with it."""
 
     access_key: str
     secret_key: str
@@ -132,53 +146,58 @@ class InnerAccount(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(TlsConfig):
-    """Where brokers and name servers listen, and to whom."""
+    """The settings of every server: where it listens, who may connect, limits of connections."""
 
     bind_address: str = setting("bindAddress", "",
-        "Address to listen at. Default: every one, in protected mode; `sluice up` uses 127.0.0.1 "
-        "unless this or --host says otherwise.", kind=HOST)
+        "Address to listen on. Default: all addresses, in protected mode. `sluice up` uses "
+        "127.0.0.1 unless this or --host is set.", kind=HOST)
     listen_port: int = 0
     protected_mode: bool = setting("sluiceProtectedMode", True,
-        "Without bindAddress (or --host), aclEnable and mutual TLS (tls.server.mode = enforcing, "
-        "tls.server.need.client.auth = require) only clients on this machine are served, see "
-        "[security](security.md).")
+        "Only clients on the same machine are served, unless one of these is set: bindAddress (or "
+        "--host), aclEnable, or mutual TLS (tls.server.mode = enforcing and "
+        "tls.server.need.client.auth = require). See [security](security.md).")
     acl_enable: bool = setting("aclEnable", False,
-        "Access control: every request needs an account of plain_acl.yml, see "
+        "Access control: every request needs an account of plain_acl.yml. See "
         "[security](security.md).")
     acl_files: tuple[str, ...] = setting("plainAclFile", (),
-        "The file of accounts and permissions; of several the first that is there. Default: "
-        "`plain_acl.yml` beside the file of `-c`, else in `$ROCKETMQ_HOME/conf`, else in `conf` "
-        "below storePathRootDir.")
+        "Files with accounts and permissions, of which the first that exists is used. Default: "
+        "`plain_acl.yml` in the directory of the file given by `-c`, then in "
+        "`$ROCKETMQ_HOME/conf`, then in `conf` below storePathRootDir.")
     acl_compatible: bool = setting("sluiceAclCompatible", False,
-        "plain_acl.yml means what it means to RocketMQ 5, see [security](security.md). Without it "
-        "what RocketMQ reads in silence as something else than it says refuses the file.")
+        "plain_acl.yml means exactly what it means to RocketMQ 5, see [security](security.md). If "
+        "false, a file that RocketMQ would silently understand in another way than it reads is "
+        "refused.")
     idle_timeout_s: int = setting("serverChannelMaxIdleTimeSeconds", 120,
-        "A connection without traffic is closed after so many seconds.", minimum=1, maximum=86_400)
+        "Time after which a connection without traffic is closed, in seconds.",
+        minimum=1, maximum=86_400)
     connections_max: int = setting("sluiceConnectionsMax", 16_384,
-        "More connections are closed at once.", minimum=1)
+        "Maximum number of connections. Further connections are closed at once.", minimum=1)
     connections_per_address_max: int = setting("sluiceConnectionsPerAddressMax", 1000,
-        "More connections of one address are closed at once; 0 is no limit. Loopback has none.")
+        "Maximum number of connections from one address. Further connections are closed at once. "
+        "0 means no limit. Loopback addresses have no limit.")
     frame_timeout_s: int = setting("sluiceFrameTimeoutSeconds", 60,
-        "A connection whose frame is not complete after so many seconds is closed.",
+        "Time after which a connection is closed if its current frame is still incomplete, in "
+        "seconds.",
         minimum=1, maximum=86_400)
 
     inner_account: InnerAccount | None = field(default=None, compare=False, repr=False)
-    """Accepted beside the accounts of plain_acl.yml; no setting."""
+    """An account that is accepted in addition to those of plain_acl.yml. It has no key."""
 
     @property
     def listen_address(self) -> str:
+        """The address to listen on: `bind_address`, or every address."""
         return self.bind_address or "0.0.0.0"
 
     @property
     def is_protected(self) -> bool:
-        """Serves this machine alone: nobody has said who else may come."""
+        """Whether the server is in protected mode: it serves only clients on its machine."""
         is_mutual = self.tls_mode == "enforcing" and self.tls_client_auth == "require"
         return self.protected_mode and not (self.bind_address or self.acl_enable or is_mutual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredConfig(ServerConfig):
-    """Of servers with metrics."""
+    """The settings of servers that serve metrics or probes over HTTP."""
 
     metrics_enable: bool = setting("metricsExporterType", True,
         "PROM serves `/metrics`. **Differs from RocketMQ, where the default is DISABLE.**",
@@ -186,35 +205,38 @@ class MeasuredConfig(ServerConfig):
             ("OTLP_GRPC", "Write sluiceOtlpEndpoint = http://HOST:4318 instead: OTLP leaves by "
              "HTTP, beside PROM or DISABLE; gRPC is not offered."),))
     metrics_host: str = setting("metricsPromExporterHost", "",
-        "Address of `/metrics`. Default: bindAddress; 127.0.0.1 in protected mode.", kind=HOST)
+        "Address of `/metrics`. Default: bindAddress, or 127.0.0.1 in protected mode.", kind=HOST)
     metrics_port: int = setting("metricsPromExporterPort", 5557,
         "Port of `/metrics`. 0 takes a free port.", maximum=65_535)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushedConfig(MeasuredConfig):
-    """Of servers whose metrics leave by OTLP too."""
+    """The settings of servers that can also push metrics by OTLP."""
 
     otlp_enable: bool = setting("sluiceOtlpEnable", False,
-        "Metrics are pushed by OTLP over HTTP too (extra `otlp`), see [operation](operation.md). "
-        "sluiceOtlpEndpoint means it as well.")
+        "Metrics are also pushed by OTLP over HTTP (extra `otlp`), see [operation](operation.md). "
+        "Setting sluiceOtlpEndpoint has the same effect.")
     otlp_endpoint: str = setting("sluiceOtlpEndpoint", "",
-        "Base URL of the collector, `http://HOST:4318`. Default: the variable "
+        "Base URL of the OTLP collector, `http://HOST:4318`. Default: the environment variable "
         "OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318.")
     otlp_headers: str = setting("sluiceOtlpHeaders", "",
-        "Headers of each push, `name:value,name:value`. Shown to nobody. Default: the variable "
-        "OTEL_EXPORTER_OTLP_HEADERS.", is_secret=True, aliases=("metricsGrpcExporterHeader",))
+        "Headers of each OTLP push, `name:value,name:value`. Never shown. Default: the "
+        "environment variable OTEL_EXPORTER_OTLP_HEADERS.",
+        is_secret=True, aliases=("metricsGrpcExporterHeader",))
     otlp_interval_ms: int = setting("sluiceOtlpIntervalMs", 0,
-        "Every so many ms. 0: the variable OTEL_METRIC_EXPORT_INTERVAL, else 60000.",
+        "Interval of OTLP pushes, in ms. 0 means the environment variable "
+        "OTEL_METRIC_EXPORT_INTERVAL, else 60000.",
         aliases=("metricGrpcExporterIntervalInMills",))
 
     @property
     def is_pushed(self) -> bool:
+        """Whether metrics are pushed by OTLP."""
         return self.otlp_enable or bool(self.otlp_endpoint)
 
     @property
     def otlp_headers_parsed(self) -> dict[str, str] | None:
-        """By name. Raises ConfigurationError."""
+        """The headers of OTLP pushes by name, or None. Raises ConfigurationError."""
         found = {}
         for pair in filter(None, self.otlp_headers.split(",")):
             name, colon, value = pair.partition(":")

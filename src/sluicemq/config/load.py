@@ -1,25 +1,26 @@
-"""Property text -> settings with warnings; changes of them at run time; settings -> text.
+"""Load settings from text, change them at run time, and write them as text.
 
-All of it follows from the keys in `settings.py`. RocketMQ ignores unknown keys and bad values
-without a word (spec/config.md); here an unknown key is a warning with the nearest known name, a key
-that RocketMQ knows and we do not use is a note, and a bad value is an error.
+Everything here follows from the keys in `settings.py`. RocketMQ silently ignores unknown keys and
+invalid values (spec/config.md). SluiceMQ warns about an unknown key and suggests the nearest known
+one, warns about a key of RocketMQ that has no effect, and raises an error for an invalid value.
 
-The syntax is that of java.util.Properties. A logical line is one line, or several when each but the
-last ends in an odd number of backslashes; the blanks that begin a continuation are dropped. Lines
-that begin with `#` or `!` are comments. The key ends at the first `=`, `:` or blank that is not
-escaped; blanks around the separator do not count. Escapes: `\\t \\n \\r \\f \\uXXXX`; a backslash
-before anything else is dropped. Unlike Java, which keeps them, blanks at the end of a value are
-trimmed: in the real servers such a number is silently ignored.
+The syntax is that of java.util.Properties. A logical line is one line, or several lines of which
+each but the last ends with an odd number of backslashes; spaces at the start of a continuation line
+are dropped. Lines that start with `#` or `!` are comments. The key ends at the first `=`, `:` or
+space that is not escaped, and spaces around the separator are ignored. Escapes are
+`\\t \\n \\r \\f \\uXXXX`; a backslash before any other character is dropped. Spaces at the end of a
+value are removed. Java keeps them, so that RocketMQ silently ignores a number with such spaces.
 
-Variables (`$NAME`, `~`) are replaced in paths that are read at the start, and nowhere else: what
-comes by a request is taken literally, or whoever reaches the port could read the environment.
+Variables (`$NAME`, `~`) are replaced only in paths that are read when the server starts. Values in
+a request are not expanded, because everyone who can connect could read the environment otherwise.
 
-Settings of TLS RocketMQ has elsewhere: system properties of Java (`-Dtls.server.mode=enforcing` in
-JAVA_OPT), and a properties file that wins over those (tls.config.file).
+RocketMQ has the TLS settings in other places: system properties of Java
+(`-Dtls.server.mode=enforcing` in JAVA_OPT), and a properties file that takes precedence over those
+(tls.config.file).
 
-A change of a *live* key (requests 25 and 318) is in force at once. Any other is kept for the next
-start: it is written to the file, and until then answers show it as pending, beside the value in
-force. Both are checked as at the start.
+A change of a *live* key (UPDATE_BROKER_CONFIG, 25, and UPDATE_NAMESRV_CONFIG, 318) is in force at
+once. A change of another key is *pending*: it is written to the file and takes effect at the next
+start. Until then, responses show both values. Both kinds of changes are validated at once.
 """
 
 import functools
@@ -49,11 +50,11 @@ from sluicemq.numbers import natural
 DEFAULT_TLS_FILE: Final = "/etc/rocketmq/tls.properties"
 NAME_LENGTH_MAX: Final = 127
 _PATTERNS: Final = {
-    # Topics bear these names, and topics are directories.
+    # There are topics with these names, and topics are directories.
     Kind.NAME: (
         re.compile(rf"(?!\.+$)[%|A-Za-z0-9_.-]{{1,{NAME_LENGTH_MAX}}}"),
-        f"Write a name of at most {NAME_LENGTH_MAX} letters, digits and the characters % | _ . "
-        "and - of ASCII.",
+        f"Write a name of at most {NAME_LENGTH_MAX} ASCII letters, digits and the characters "
+        "% | _ . and -.",
     ),
     Kind.HOST: (re.compile(r"[A-Za-z0-9_.:%-]+"), "Write an IP address or a host name."),
 }
@@ -61,7 +62,7 @@ SYSTEM_PROPERTIES: Final = {
     f"rocketmq.broker.{name}": name
     for name in ("diskSpaceWarningLevelRatio", "diskSpaceCleanForciblyRatio")
 }
-"""Java system properties that win over the keys of the file; their values are fractions."""
+"""System properties of Java that take precedence over these keys. Their values are fractions."""
 
 PROXY_NAMES: Final = {
     "tlsCertPath": "tls.server.certPath",
@@ -70,18 +71,18 @@ PROXY_NAMES: Final = {
     "tlsTestModeEnable": "tls.test.mode.enable",
     "enableACL": "aclEnable",
 }
-"""What RocketMQ's proxy calls settings that are elsewhere those of a broker."""
+"""Names of RocketMQ's proxy for keys that brokers have too, mapped to the names of brokers."""
 
 Settings = BrokerConfig | StoreConfig | NameServerConfig | ProxyConfig
 PathOf = Callable[[str, str], str]
-"""Key and text of a path -> the path."""
+"""A function (key, text) that returns the path that the text of a key means."""
 NO_PERMISSION: Final = 16
 ALWAYS_BLACK: Final = frozenset({"configBlackList", "rocketmqHome"})
 PENDING: Final = "sluicePending."
-"""Before a key in an answer: the value that it gets at the next start."""
+"""The prefix of a key in a response, if the value is the one at the next start."""
 
 Configs = Mapping[Part, Any]
-"""The settings of one server, by their parts."""
+"""The settings of one server, by part."""
 _BLANKS: Final = " \t\f"
 _ESCAPE: Final = re.compile(r"\\(?:u(.{0,4})|(.?))", re.DOTALL)
 _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -90,7 +91,7 @@ _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def decode_properties_file(data: bytes) -> str:
-    """The text of a file: UTF-8, or ISO-8859-1 (what Java reads) when it is not that."""
+    """Return the text of a file in UTF-8, or else in ISO-8859-1, as Java reads it."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -98,7 +99,7 @@ def decode_properties_file(data: bytes) -> str:
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Text -> keys and values, in the order of the file; the last of several wins.
+    """Return the keys and values of a properties text, in its order. The last of equal keys counts.
 
     Raises ConfigurationError for a malformed `\\uXXXX`.
     """
@@ -111,7 +112,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def edit_properties(text: str, changes: Mapping[str, str]) -> str:
-    """The same file with other values: comments and order stay, new keys come last."""
+    """Return the text with some values changed. Comments and the order stay; new keys come last."""
     left = dict(changes)
     lines: list[str] = []
     for line, physical in _logical_lines(text):
@@ -125,11 +126,12 @@ def edit_properties(text: str, changes: Mapping[str, str]) -> str:
 
 
 def _entry(key: str, value: str) -> str:
+    """Return a line that sets the key, with the value escaped."""
     return f"{key}={value}".replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")
 
 
 def _logical_lines(text: str) -> Iterator[tuple[str | None, list[str]]]:
-    """Each logical line (None for a comment or an empty one) with the lines it was made of."""
+    """Yield each logical line, or None for a comment or empty line, with its physical lines."""
     pending = ""
     physical: list[str] = []
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
@@ -149,7 +151,7 @@ def _logical_lines(text: str) -> Iterator[tuple[str | None, list[str]]]:
 
 
 def _split(line: str) -> tuple[str, str]:
-    """A logical line -> its key and value, both still escaped."""
+    """Return the key and the value of a logical line, both still escaped."""
     end = 0
     while end < len(line) and line[end] not in "=:" + _BLANKS:
         end += 2 if line[end] == "\\" else 1
@@ -162,7 +164,7 @@ def _split(line: str) -> tuple[str, str]:
 def _unescape(text: str) -> str:
     if "\\" not in text:
         return text
-    # Java writes characters beyond 16 bits as two escapes.
+    # Java writes a character beyond 16 bits as two escapes (surrogates).
     units = _ESCAPE.sub(_unescaped, text).encode("utf-16", "surrogatepass")
     return units.decode("utf-16", "replace")
 
@@ -181,16 +183,16 @@ def _unescaped(escape: re.Match[str]) -> str:
 # ------------------------------------------------------------------------------------- at the start
 
 
-class Found(NamedTuple):
-    """What a text says: values by part and field, and what the user should know."""
+class LoadedValues(NamedTuple):
+    """The values that a text sets, by part and field, and warnings for the user."""
 
     values: dict[tuple[Part, str], Any]
     warnings: list[str]
     without_effect: list[str]
-    """Of `warnings` those about keys that set nothing: RocketMQ's that mean nothing here, and
-    unknown ones."""
+    """The warnings about keys that have no effect: unknown ones and some of RocketMQ."""
 
-    def of(self, part: Part) -> dict[str, Any]:
+    def values_of(self, part: Part) -> dict[str, Any]:
+        """Return the values of one part by field."""
         return {field: value for (owner, field), value in self.values.items() if owner is part}
 
 
@@ -200,10 +202,11 @@ def load_broker_config(
     overrides: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[BrokerConfig, StoreConfig, list[str]]:
-    """The text of a broker.conf -> settings and warnings (one sentence each).
+    """Return the settings of a broker and its store from the text of a broker.conf, and warnings.
 
-    `overrides` are keys in RocketMQ's names that win over the file (command line); `environment`
-    is the process' own unless given. Raises ConfigurationError for a bad value.
+    `overrides` are values by RocketMQ's keys that take precedence over the file (the command line).
+    `environment` is that of the process unless given. Each warning is a sentence. Raises
+    ConfigurationError for an invalid value.
     """
     environment = os.environ if environment is None else environment
     options = java_options(environment)
@@ -214,16 +217,17 @@ def load_broker_config(
     )
     entries |= overrides or {}
 
-    def build(path_of: PathOf) -> tuple[BrokerConfig, StoreConfig, Found]:
+    def build(path_of: PathOf) -> tuple[BrokerConfig, StoreConfig, LoadedValues]:
         found = find_values(entries, (Part.BROKER, Part.STORE), path_of)
-        broker, store = BrokerConfig(**found.of(Part.BROKER)), StoreConfig(**found.of(Part.STORE))
+        broker = BrokerConfig(**found.values_of(Part.BROKER))
+        store = StoreConfig(**found.values_of(Part.STORE))
         config_path = broker.config_path or f"{store.root}/config/{CHANGES_FILE}"
         places = _acl_files(config_path, f"{store.root}/conf", environment)
         broker = replace(
             broker,
             config_path=config_path,
             acl_files=broker.acl_files or places,
-            # Clamped, not refused, as the real one does (spec/namesrv.md §3).
+            # Clamped, not refused, as RocketMQ does (spec/namesrv.md §3).
             register_period_ms=min(max(broker.register_period_ms, 10_000), 60_000),
         )
         return broker, store, found
@@ -242,14 +246,17 @@ def load_name_server_config(
     overrides: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[NameServerConfig, list[str]]:
-    """The text of a namesrv.conf -> settings and warnings; as `load_broker_config`."""
+    """Return the settings of a name server from the text of a namesrv.conf, and warnings.
+
+    The arguments are those of `load_broker_config`.
+    """
     environment = os.environ if environment is None else environment
     options = tls_entries(java_options(environment), Part.NAME_SERVER)
     entries = parse_properties(text) | options | dict(overrides or {})
 
-    def build(path_of: PathOf) -> tuple[NameServerConfig, Found]:
+    def build(path_of: PathOf) -> tuple[NameServerConfig, LoadedValues]:
         found = find_values(entries, (Part.NAME_SERVER,), path_of)
-        config = NameServerConfig(**found.of(Part.NAME_SERVER))
+        config = NameServerConfig(**found.values_of(Part.NAME_SERVER))
         places = _acl_files(config.config_path, _directory(config.kv_config_path), environment)
         return replace(config, acl_files=config.acl_files or places), found
 
@@ -265,13 +272,16 @@ def load_proxy_config(
     environment: Mapping[str, str] | None = None,
     path: str = "",
 ) -> tuple[ProxyConfig, list[str]]:
-    """The text of a rmq-proxy.json, which is at `path`, -> settings and warnings; as
-    `load_broker_config`."""
+    """Return the settings of a proxy from the text of a rmq-proxy.json, and warnings.
+
+    `path` is the path of that file, next to which plain_acl.yml may be. The other arguments are
+    those of `load_broker_config`.
+    """
     environment = os.environ if environment is None else environment
     entries = {PROXY_NAMES.get(name, name): value for name, value in parse_json(text).items()}
     entries |= tls_entries(java_options(environment), Part.PROXY) | dict(overrides or {})
     found = find_values(entries, (Part.PROXY,), functools.partial(_expand, environment))
-    config = ProxyConfig(**found.of(Part.PROXY))
+    config = ProxyConfig(**found.values_of(Part.PROXY))
     places = _acl_files(path, _directory(path), environment)
     config = replace(config, acl_files=config.acl_files or places)
     return config, found.warnings + warnings_about(found, config)
@@ -282,23 +292,25 @@ def load_local_proxy_config(
 ) -> tuple[BrokerConfig, ProxyLimits, list[str]]:
     """Read a rmq-proxy.json for the proxy in the process of `broker`.
 
-    Return the settings with which that proxy is served: the broker's, with the port, address, TLS
-    and limits of connections of the file; then its limits, and warnings. Keys that are the
-    broker's own are among the warnings. Raises ConfigurationError as `load_broker_config` does, and
-    if the file wants access control while the broker has none.
+    Return the settings of the broker with the port, address, TLS settings and connection limits of
+    the proxy's file; the limits of the proxy; and warnings. The warnings name keys that count only
+    in the broker's own file. Raises ConfigurationError as `load_broker_config` does, and if the
+    file enables access control while the broker has none.
     """
     environment = os.environ if environment is None else environment
     entries = {PROXY_NAMES.get(name, name): value for name, value in parse_json(text).items()}
     entries.pop("brokerConfigPath", None)  # the caller has read it
     warnings = []
     if entries.pop("proxyMode", "LOCAL").upper() != "LOCAL":
-        warnings.append("proxyMode is taken as LOCAL: this proxy is in a broker's process.")
+        warnings.append(
+            "proxyMode is taken as LOCAL, because this proxy runs in the process of a broker."
+        )
     found = find_values(entries, (Part.PROXY,), functools.partial(_expand, environment))
-    values = found.of(Part.PROXY)
+    values = found.values_of(Part.PROXY)
     if values.pop("acl_enable", False) and not broker.acl_enable:
         raise ConfigurationError(
-            "aclEnable (enableACL) = true for the proxy, and the broker has no access control: a "
-            "proxy in a broker's process has the broker's rules.",
+            "aclEnable (enableACL) is true for the proxy but not for the broker. A proxy in the "
+            "process of a broker uses the broker's access control.",
             fix="Set aclEnable = true in the broker's file.",
         )
     limits = {item.name for item in fields(ProxyLimits)}
@@ -314,7 +326,7 @@ def load_local_proxy_config(
             own[field] = values[key.field]
     if foreign:
         warnings.append(
-            f"Without effect here, because they are the broker's in its own file: "
+            f"These keys have no effect, because only the broker's own file sets them: "
             f"{', '.join(foreign)}."
         )
     config = replace(broker, **own)
@@ -323,15 +335,17 @@ def load_local_proxy_config(
 
 
 def parse_json(text: str) -> dict[str, str]:
-    """A flat JSON object -> keys and values as a properties file has them. Raises
-    ConfigurationError."""
+    """Return the keys and values of a flat JSON object, as a properties file would have them.
+
+    Raises ConfigurationError if the text is not such an object.
+    """
     fix = 'Write a JSON object, as in {"grpcServerPort": 8081}.'
     try:
         values = json.loads(text.strip() or "{}")
     except ValueError as error:
-        raise ConfigurationError(f"the settings are no JSON: {error}.", fix=fix) from error
+        raise ConfigurationError(f"the settings are not valid JSON: {error}.", fix=fix) from error
     if not isinstance(values, dict) or any(isinstance(it, dict | list) for it in values.values()):
-        raise ConfigurationError("the settings are no flat JSON object.", fix=fix)
+        raise ConfigurationError("the settings are not a flat JSON object.", fix=fix)
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in values.items()
@@ -340,11 +354,15 @@ def parse_json(text: str) -> dict[str, str]:
 
 
 def _as_written(_name: str, text: str) -> str:
+    """Return the text of a path without replacing variables (a `PathOf`)."""
     return text
 
 
 def _written(settings: Settings, as_written: Settings) -> dict[str, str]:
-    """Of two that differ in the variables of their paths alone: value -> as it was written."""
+    """Return the paths of `settings` that contain variables in the file, mapped to that text.
+
+    The two arguments differ only in that variables are replaced in the first one.
+    """
     found: dict[str, str] = {}
     for item in (one for one in fields(settings) if one.compare):
         value, text = getattr(settings, item.name), getattr(as_written, item.name)
@@ -356,7 +374,10 @@ def _written(settings: Settings, as_written: Settings) -> dict[str, str]:
 
 
 def _acl_files(config_path: str, directory: str, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Where plain_acl.yml may be: beside the configuration, where RocketMQ has it, else there."""
+    """Return where plain_acl.yml may be, in the order in which the paths are tried.
+
+    They are the directory of the configuration file, $ROCKETMQ_HOME/conf, and `directory`.
+    """
     home = environment.get("ROCKETMQ_HOME")
     directories = [_directory(config_path), *([f"{home}/conf"] if home else []), directory]
     return tuple(f"{one}/plain_acl.yml" for one in dict.fromkeys(directories))
@@ -366,17 +387,17 @@ def _directory(path: str) -> str:
     return path.rpartition("/")[0] or "."
 
 
-# ------------------------------------------------------------------- Java's other places
+# ------------------------------------------------- system properties of Java, and TLS settings
 
 
 def java_options(environment: Mapping[str, str]) -> dict[str, str]:
-    """The system properties that a start script would hand to Java (`-Dname=value`)."""
+    """Return the system properties that a start script would pass to Java (`-Dname=value`)."""
     words = f"{environment.get('JAVA_OPT', '')} {environment.get('JAVA_OPT_EXT', '')}".split()
     return dict(word[2:].split("=", 1) for word in words if word[:2] == "-D" and "=" in word)
 
 
 def tls_entries(entries: Mapping[str, str], part: Part) -> dict[str, str]:
-    """Those of the entries that are settings of TLS of this server: a file serves all of them."""
+    """Return the entries that are TLS settings of the part. A file may have those of all parts."""
     names = {name for key in keys_of(part) for name in (key.name, *key.aliases)}
     return {
         name: value for name, value in entries.items() if name.startswith("tls.") and name in names
@@ -384,7 +405,7 @@ def tls_entries(entries: Mapping[str, str], part: Part) -> dict[str, str]:
 
 
 def key_files(config: TlsConfig) -> list[str]:
-    """The files that hold private keys."""
+    """Return the paths of the files that contain private keys."""
     paths = [config.tls_key or config.tls_certificate]
     if isinstance(config, BrokerConfig):
         paths.append(config.tls_client_key or config.tls_client_certificate)
@@ -393,7 +414,10 @@ def key_files(config: TlsConfig) -> list[str]:
 
 
 def with_system_properties(entries: Mapping[str, str]) -> dict[str, str]:
-    """The entries with each of Java's system properties under the name of its key, in percent."""
+    """Return the entries with `SYSTEM_PROPERTIES` under the names of their keys, in percent.
+
+    Raises ConfigurationError for a value that is not a number.
+    """
     changed = dict(entries)
     for name, key in SYSTEM_PROPERTIES.items():
         text = changed.pop(name, "")
@@ -409,25 +433,31 @@ def with_system_properties(entries: Mapping[str, str]) -> dict[str, str]:
 # --------------------------------------------------------------------------- reading values
 
 HINTED_MAX: Final = 5
-"""Unknown keys that are named, each with the known key that is nearest."""
+"""The number of unknown keys for which a known key is suggested."""
 HINTED_LENGTH_MAX: Final = 100
 
 
 def _unknown_keys(names: list[str], known: Iterable[str]) -> Iterator[str]:
-    """Yield what is wrong with unknown keys. The search for the nearest known key takes 0.2 ms."""
+    """Yield a warning for each unknown key. Searching the nearest known key takes 0.2 ms."""
     candidates = [*known, *INERT] if names else []
     for name in names[:HINTED_MAX]:
         is_short = len(name) <= HINTED_LENGTH_MAX
         hint = did_you_mean(name, candidates) if is_short else ""
         yield f"{name[:HINTED_LENGTH_MAX]} is not a known key and is ignored. {hint}".rstrip()
     if len(names) > HINTED_MAX:
-        yield f"{len(names) - HINTED_MAX} more keys are not known and are ignored."
+        yield f"{len(names) - HINTED_MAX} more unknown keys are ignored."
 
 
-def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: PathOf) -> Found:
-    """What the entries set. Raises ConfigurationError for a value that cannot be."""
+def find_values(
+    entries: Mapping[str, str], parts: tuple[Part, ...], path_of: PathOf
+) -> LoadedValues:
+    """Return the values that the entries set, for the keys of some parts, and warnings.
+
+    `path_of` returns the path that a text means. Raises ConfigurationError for an invalid value and
+    for a key in `REFUSED`.
+    """
     known = {name: key for key in keys_of(*parts) for name in (key.name, *key.aliases)}
-    found = Found({}, [], [])
+    found = LoadedValues({}, [], [])
     inert: dict[str, list[str]] = {}
     unknown: list[str] = []
     for name, text in entries.items():
@@ -443,26 +473,30 @@ def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: Pa
         elif name != key.name and key.name in entries:
             found.warnings.append(f"{name} is ignored because {key.name} is set too.")
         elif any(character < " " for character in text):
-            raise ConfigurationError(f"{name} has control characters.", fix="Leave them out.")
+            raise ConfigurationError(f"{name} contains control characters.", fix="Remove them.")
         elif text != "":
-            found.values[key.part, key.field] = _read(key, name, text, path_of)
+            found.values[key.part, key.field] = _parse_value(key, name, text, path_of)
     found.without_effect.extend(_unknown_keys(unknown, known))
     found.without_effect.extend(
-        f"Without effect here, because {reason}: {', '.join(names)}."
+        f"These keys have no effect, because {reason}: {', '.join(names)}."
         for reason, names in inert.items()
     )
     found.warnings.extend(found.without_effect)
     return found
 
 
-def _read(key: Key, name: str, text: str, path_of: PathOf) -> Any:
+def _parse_value(key: Key, name: str, text: str, path_of: PathOf) -> Any:
+    """Return the value that `text` means for a key, which the file calls `name`.
+
+    Raises ConfigurationError if it is not valid.
+    """
     match key.kind:
         case Kind.BOOLEAN:
-            return _read_choice(name, text.lower(), (("true", True), ("false", False)))
+            return _parse_choice(name, text.lower(), (("true", True), ("false", False)))
         case Kind.CHOICE:
-            return _read_choice(name, text, key.choices, dict(key.refused))
+            return _parse_choice(name, text, key.choices, dict(key.refused))
         case Kind.INTEGER:
-            # int() alone would take "1_000" and other digits than Java's.
+            # int() alone would accept "1_000" and digits that Java does not accept.
             sign, digits = (text[0], text[1:]) if text[0] in "+-" else ("", text)
             number = natural(digits)
             if number is not None:
@@ -478,8 +512,8 @@ def _read(key: Key, name: str, text: str, path_of: PathOf) -> Any:
                 host, _, port = word.rpartition(":")
                 if not natural(port, 65_535):
                     raise ConfigurationError(
-                        f"{name}: {word} is no address of a server.",
-                        fix="Write host:port;host:port.",
+                        f"{name} = {text:.80} is not valid: {word} is not host:port.",
+                        fix="Write addresses such as 10.0.0.1:9876;10.0.0.2:9876.",
                     )
                 _check_text(Kind.HOST, name, host.strip("[]"), word)
             return words
@@ -500,7 +534,7 @@ def _not_valid(name: str, text: str, fix: str) -> ConfigurationError:
     return ConfigurationError(f"{name} = {text:.80} is not valid.", fix=fix)
 
 
-def _read_choice(
+def _parse_choice(
     name: str,
     text: str,
     choices: tuple[tuple[str, object], ...],
@@ -514,7 +548,10 @@ def _read_choice(
 
 
 def _expand(environment: Mapping[str, str], name: str, text: str) -> str:
-    """`~`, `$NAME` and `${NAME}` in a path, and Java's `${user.home}`."""
+    """Return a path with `~`, `$NAME`, `${NAME}` and Java's `${user.home}` replaced.
+
+    Raises ConfigurationError if a variable is not set.
+    """
     home = environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - text, not Path
     text = text.replace("${user.home}", home)
     if text == "~" or text.startswith("~/"):
@@ -525,8 +562,8 @@ def _expand(environment: Mapping[str, str], name: str, text: str) -> str:
         value = environment.get(variable)
         if value is None:
             raise ConfigurationError(
-                f"{name}: the variable {variable!r} in the path is not set.",
-                fix="Set it in the environment or write the path out.",
+                f"{name} = {text:.80} is not valid: the variable {variable!r} is not set.",
+                fix="Set it in the environment, or write the path without it.",
             )
         return value
 
@@ -536,46 +573,49 @@ def _expand(environment: Mapping[str, str], name: str, text: str) -> str:
 # -------------------------------------------------------------------------------- warnings
 
 
-def warnings_about(found: Found, *settings: Settings) -> list[str]:
-    """What is allowed and yet not what it looks like, of settings that were made of `found`."""
-    warnings = [  # the real broker brings these into their limits without a word
+def warnings_about(found: LoadedValues, *settings: Settings) -> list[str]:
+    """Return warnings about settings that are valid but probably not what the user expects.
+
+    `found` are the values of which the settings were made.
+    """
+    warnings = [  # RocketMQ clamps these values silently
         f"{key.name} = {value} is taken as {min(max(value, low), high)}."
         for key in keys_of(Part.STORE)
-        if key.taken_as is not None
-        for low, high in (key.taken_as,)
+        if key.clamped_to is not None
+        for low, high in (key.clamped_to,)
         if not low <= (value := found.values.get((Part.STORE, key.field), low)) <= high
     ]
     for one in settings:
         if isinstance(one, StoreConfig):
-            if one.message_bytes_max >= one.commit_log_file_bytes:  # each is allowed by itself
+            if one.message_bytes_max >= one.commit_log_file_bytes:  # each value is valid by itself
                 warnings.append(
-                    f"maxMessageSize = {one.message_bytes_max} is more than a commit log file of "
-                    f"mappedFileSizeCommitLog = {one.commit_log_file_bytes} bytes can hold; "
-                    "larger messages are refused."
+                    f"maxMessageSize = {one.message_bytes_max} is more than fits into a commit log "
+                    f"file of mappedFileSizeCommitLog = {one.commit_log_file_bytes} bytes; larger "
+                    "messages are refused."
                 )
             continue
         if one.tls_auth_client and one.tls_client_auth == "none":
             warnings.append(
-                "tls.server.authClient = true has no effect: tls.server.need.client.auth = none "
-                "asks no client for a certificate. Set it to require."
+                "tls.server.authClient = true has no effect, because tls.server.need.client.auth = "
+                "none requests no certificates from clients. Set that to require."
             )
         if one.tls_mode == "enforcing" and not one.tls_certificate and one.tls_test_mode:
             warnings.append(
-                "tls.server.mode = enforcing without tls.server.certPath: the server makes a "
-                "certificate that nobody can verify."
+                "tls.server.mode = enforcing without tls.server.certPath: the server creates a "
+                "certificate that clients cannot verify. Set tls.server.certPath."
             )
         if not isinstance(one, BrokerConfig):
             continue
         if one.broker_role == "SYNC_MASTER" and one.in_sync_written == 1:
             warnings.append(
-                "inSyncReplicas = 1 with brokerRole = SYNC_MASTER: sends are answered, and "
-                "messages seen, when this broker alone has them. Leave the key out to wait for a "
-                "slave."
+                "inSyncReplicas = 1 with brokerRole = SYNC_MASTER: the master responds to sends "
+                "and shows messages to consumers before a slave has them. Remove inSyncReplicas to "
+                "wait for a slave."
             )
         if one.tls_client_ca and not one.tls_auth_server:
             warnings.append(
-                "tls.client.trustCertPath has no effect without tls.client.authServer = true: "
-                "certificates of name servers are not verified."
+                "tls.client.trustCertPath has no effect without tls.client.authServer = true: the "
+                "certificates of name servers are not verified. Set tls.client.authServer = true."
             )
     return warnings
 
@@ -584,9 +624,12 @@ def warnings_about(found: Found, *settings: Settings) -> list[str]:
 
 
 class Change(NamedTuple):
-    """What becomes of the settings. `entries` are for the file, `pending` names what waits for the
-    next start, `warnings` are one sentence each, `without_effect` are those of them about keys that
-    set nothing."""
+    """The result of changing settings.
+
+    `in_force` are the new settings, and `at_next_start` those after a restart. `entries` must be
+    written to the file. `pending` are the keys that take effect at the next start. `warnings` are
+    sentences, of which `without_effect` are about keys without effect.
+    """
 
     in_force: Configs
     at_next_start: Configs
@@ -597,27 +640,28 @@ class Change(NamedTuple):
 
     @property
     def remark(self) -> str | None:
-        """What the answer to the request says beside its success: None if all of it is in force."""
-        waits = [f"kept for the next start: {', '.join(self.pending)}"] if self.pending else []
+        """The remark of a successful response, or None if the whole change is in force."""
+        waits = [f"in effect at the next start: {', '.join(self.pending)}"] if self.pending else []
         return " ".join([*waits, *self.without_effect]) or None
 
 
 CHANGE_LENGTH_MAX: Final = 65_536
-"""The most characters of a request that changes settings. All of a broker's have 20,000."""
+"""Maximum length of a request that changes settings. All settings of a broker have 20,000."""
 
 
 def change_settings(
     in_force: Configs, at_next_start: Configs, text: str, black_list: Iterable[str]
 ) -> Change:
-    """Settings changed by the text of a request; a key without a value gets its default.
+    """Return the result of changing settings by the text of a request.
 
-    Raises PermissionDeniedError for a key in the black list, ConfigurationError for a bad value,
-    for one that the next start would not take, and if no key of the text has an effect: a tool of
-    RocketMQ shows errors alone. Where some keys have one, `Change.remark` names the others.
+    A key without a value gets its default. Raises PermissionDeniedError for a key in `black_list`.
+    Raises ConfigurationError for a value that is invalid or would be refused at the next start, and
+    if no key has an effect, because RocketMQ's tools show only errors. If some keys have an effect,
+    `Change.remark` names those that have none.
     """
     if len(text) > CHANGE_LENGTH_MAX:
         raise ConfigurationError(
-            f"The change has {len(text)} characters, the limit is {CHANGE_LENGTH_MAX}.",
+            f"The change has {len(text)} characters; the limit is {CHANGE_LENGTH_MAX}.",
             fix="Send only the keys that change.",
         )
     entries = with_system_properties(parse_properties(text))
@@ -628,16 +672,17 @@ def change_settings(
     if change.without_effect and not known.intersection(entries):
         raise ConfigurationError(
             f"Nothing was changed. {' '.join(change.without_effect)}",
-            fix="Name a setting that mqadmin getBrokerConfig or getNamesrvConfig lists.",
+            fix="Use a key that mqadmin getBrokerConfig or getNamesrvConfig lists.",
         )
     return change
 
 
 def reread_settings(in_force: Configs, at_next_start: Configs, text: str) -> Change:
-    """What has changed in a file that was edited while its server runs. Keys that the command line
-    set stay as they are; those that are gone from the file too, until the next start.
+    """Return the result of reading the configuration file again while its server runs.
 
-    Raises ConfigurationError as `change_settings` does.
+    `text` is the text of the file. Keys that the command line has set do not change. Keys that were
+    removed from the file keep their value until the next start. Raises ConfigurationError for an
+    invalid value.
     """
     fixed = ALWAYS_BLACK.union(*(config.origin.command_line for config in in_force.values()))
     entries = with_system_properties(parse_properties(text))
@@ -656,17 +701,19 @@ def _change(in_force: Configs, at_next_start: Configs, entries: Mapping[str, str
     for name, key in ((name, keys[name]) for name in changes if name in keys):
         if key.name in in_force[key.part].origin.command_line:
             raise ConfigurationError(
-                f"{name} is set on the command line or in tls.config.file, which win over this "
-                "file.",
-                fix="Change it there and start the server anew.",
+                f"{name} is set on the command line or in tls.config.file, which take precedence "
+                "over this file.",
+                fix="Change it there, and restart the server.",
             )
         if changes[name] == "":
             default = key.default() if callable(key.default) else key.default
             found.values[key.part, key.field] = default
-    later = {part: _changed(old, found.of(part)) for part, old in at_next_start.items()}
+    later = {
+        part: _replace_values(old, found.values_of(part)) for part, old in at_next_start.items()
+    }
     live = {(key.part, key.field) for key in keys.values() if key.live}
     at_once = found._replace(values={at: v for at, v in found.values.items() if at in live})
-    now = {part: _changed(old, at_once.of(part)) for part, old in in_force.items()}
+    now = {part: _replace_values(old, at_once.values_of(part)) for part, old in in_force.items()}
     pending = [key.name for key in _pending(now, later)]
     return Change(
         now,
@@ -681,8 +728,11 @@ def _change(in_force: Configs, at_next_start: Configs, entries: Mapping[str, str
 
 
 def settings_text(in_force: Configs, at_next_start: Configs) -> str:
-    """What requests 26 and 319 answer: a line `key=value` for each key in RocketMQ's names, then
-    one for each that waits for the next start. Paths are shown as the file writes them."""
+    """Return the settings as GET_BROKER_CONFIG (26) and GET_NAMESRV_CONFIG (319) return them.
+
+    There is a line `key=value` for each key, then one for each value that differs at the next
+    start, with the prefix `PENDING`. Paths are shown as the file has them, with variables.
+    """
     lines = [f"{key.name}={_shown(key, in_force)}\n" for key in keys_of(*in_force)]
     lines += [
         f"{PENDING}{key.name}={_shown(key, at_next_start)}\n"
@@ -692,27 +742,31 @@ def settings_text(in_force: Configs, at_next_start: Configs) -> str:
 
 
 def _pending(in_force: Configs, at_next_start: Configs) -> Iterator[Key]:
+    """Yield the keys whose value will change at the next start."""
     for key in keys_of(*in_force):
         if getattr(in_force[key.part], key.field) != getattr(at_next_start[key.part], key.field):
             yield key
 
 
 def _literal(name: str, text: str) -> str:
+    """Return the text of a path (a `PathOf`). Raises ConfigurationError if it has a variable."""
     if "$" in text or text.startswith("~"):
         raise ConfigurationError(
-            f"{name} = {text}: a request cannot use variables, which show the environment.",
-            fix="Write the path out, or write it in the file and start the server anew.",
+            f"{name} = {text} is not valid: a request must not use variables, because they would "
+            "show the environment.",
+            fix="Write the path without them, or set it in the file and restart the server.",
         )
     return text
 
 
-def _changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
+def _replace_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
     if isinstance(settings, StoreConfig):
-        return settings.changed(**values)
+        return settings.with_changes(**values)
     return replace(settings, **values)
 
 
 def _shown(key: Key, configs: Configs) -> str:
+    """Return the value of a key as a response shows it: empty for a secret."""
     settings = configs[key.part]
     if key.is_secret:
         return ""
@@ -720,7 +774,10 @@ def _shown(key: Key, configs: Configs) -> str:
 
 
 def value_text(key: Key, value: Any, written: Mapping[str, str] = {}) -> str:
-    """The text that reads as this value; empty when there is none."""
+    """Return the text that is parsed as `value`; "" for None.
+
+    `written` maps paths to the text of the file, if that has variables.
+    """
     if key.kind is Kind.CHOICE:
         return next(word for word, meaning in key.choices if meaning == value)
     if isinstance(value, tuple):

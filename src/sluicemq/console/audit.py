@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from sluicemq.clock import Clock
-from sluicemq.files import FOR_OWNER, SYSTEM_FILES, Files
+from sluicemq.files import OWNER_ONLY, SYSTEM_FILES, Files
 
 _log = logging.getLogger("sluicemq.console.audit")
 _HIDDEN: Final = frozenset({"form_token", "secret", "secret_key", "body", "token", "find", "put"})
@@ -22,7 +22,7 @@ class Audit:
 
     def __init__(self, clock: Clock, path: str = "", files: Files = SYSTEM_FILES) -> None:
         self._clock = clock
-        self._file = files.open(path, create=True, access=FOR_OWNER) if path else None
+        self._file = files.open(path, create=True, access=OWNER_ONLY) if path else None
 
     def write(self, event: str, form: Mapping[str, str], **values: Any) -> None:
         """One line; what is secret of the form is left out."""

@@ -3,8 +3,9 @@
 
 A consumer's pulls of a queue differ in three numbers: `opaque`, `queueOffset` and `commitOffset`.
 The rest of their header, with the numbers cut out, is the key of a *plan*: what the checks of the
-reference made of the first such pull (`broker.consume.pull.Plan`). `Pulls.run` cuts the numbers
-out, compares what the plan relies on with what is there now, reads, and answers.
+reference made of the first such pull (`PullHandlers._save_plan` of `broker/consume/pull.py`).
+`Pulls.run` cuts the numbers out, compares what the plan relies on with what is there now, reads,
+and answers.
 
 Whatever is not so plain is not touched: `run` ends before it, and the reference decides, which
 leaves a plan for the next one.
@@ -111,7 +112,7 @@ cdef class Plan:
 
 
 cdef class Given:
-    """What an answer has, for whoever learns from it (`delivered.Pace`)."""
+    """What an answer has, from which `delivery.SpanEstimator` learns."""
 
     cdef readonly long long next_offset, count, held_from, span
     cdef readonly bint is_out_of_reach
@@ -278,7 +279,7 @@ cdef class Pulls:
         members = self.members.get(plan.group)
         return (
             members is plan.members and members.message_model is plan.model
-            and members.watches.get(plan.topic) is plan.watch
+            and members.subscriptions.get(plan.topic) is plan.watch
         )
 
     cdef object answer(self, Plan plan):
@@ -313,13 +314,13 @@ cdef class Pulls:
             self.put(plan.group, plan.topic, plan.queue[1], consumed)
         delivered = plan.delivered
         if given is not None:
-            delivered.filtered += next_offset - offset - count
+            delivered.filtered_count += next_offset - offset - count
             if not plan.any_span:
-                delivered.pace.answered(plan.queue[1], given, self.pull.clock.monotonic_s())
-        delivered.pulled[plan.queue[1]] = next_offset
+                delivered.span_estimator.record_answer(plan.queue[1], given, self.pull.clock.monotonic_s())
+        delivered.fetched_offsets[plan.queue[1]] = next_offset
         delivered.messages_out += count
         delivered.bytes_out += PyBytes_GET_SIZE(answer) - 8 - get32(<byte *>PyBytes_AS_STRING(answer) + 4)
-        self.pull.found += 1
+        self.pull.found_count += 1
         return answer
 
     cdef int take(self, queue, long long offset, long long count) except -1:
@@ -360,11 +361,11 @@ cdef class Pulls:
         cdef list offsets
         cdef bytes units
         cdef Given given
-        pace, queue_id = plan.delivered.pace, plan.queue[1]
+        estimator, queue_id = plan.delivered.span_estimator, plan.queue[1]
         at, span, reach = offset, <long long>1 << 62, None
         if not plan.any_span:
-            pace.asked(queue_id, self.pull.clock.monotonic_s())
-            reach = pace.reach(queue_id, offset, consumed if consumed >= 0 else None, False)
+            estimator.record_pull(queue_id, self.pull.clock.monotonic_s())
+            reach = estimator.make_span_limit(queue_id, offset, consumed if consumed >= 0 else None, False)
             at, span = reach[0], reach[1]
         source, chunk = plan.scan or self.reader.tag_hits, CHUNK_UNITS_MIN
         if low <= at < offset and plan.scan is not None:

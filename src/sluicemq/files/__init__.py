@@ -1,20 +1,22 @@
-"""The port through which everything durable goes: store, tables, KV configuration, access rules.
+"""File access for everything durable: stores, tables, key-value configuration, access rules.
 
-Two small protocols, `File` and `Files`, and the real implementation of both. `testing.files` has
-the twin that forgets unsynced writes at will, so that one code can be crashed a thousand times.
+The protocols `File` and `Files` define the operations that the product uses, and `SystemFiles`
+implements them for the disk of this machine. Tests implement them in memory (`testing.files`), so
+that the same code runs on files that lose unsynced writes.
 
-What the callers may rely on:
+Guarantees for callers:
 
-- `pwrite` writes all bytes or raises OSError; how much of them is then on disk is unknown.
-- `sync` makes the bytes and the size of a file durable; an error of it is final for that file,
-  because the kernel may have dropped the pages (never retry, never trust a later success).
-- A name is durable only after `sync_directory` of the directory that holds it.
+- `pwrite` writes all bytes or raises OSError. After an error, any part of them may be on disk.
+- `sync` makes the bytes and the size of a file durable. An error is final for that file, because
+  the kernel may have dropped the written pages: do not retry, and do not trust a later success.
+- A name is durable only after `sync_directory` of its directory.
 
-A table (`topics.json` …) is replaced in one step: the old edition is copied to `.bak`, the new one
-is written beside, synced, renamed over the old one, and the directory synced. So a reader finds the
-old or the new edition in `path` at every moment, and the one before in `path.bak` (RocketMQ renames
-the old one to `.bak` first, which leaves a gap, spec/store.md §11). Every new edition has the owner
-and the mode of the one before, from its first byte on: it may hold secrets.
+A table, such as `topics.json`, is replaced atomically. The old version is copied to `.bak`; the new
+one is written to a temporary file, synced, and renamed over the old one; then the directory is
+synced. So a reader finds the old or the new version at `path` at every moment, and the version
+before that in `path.bak`. (RocketMQ renames the old version to `.bak` first, so that there is a
+moment without the file, spec/store.md §11.) A new version has the owner and the mode of the old
+one from its first byte on, because it may contain secrets.
 """
 
 import ctypes
@@ -38,13 +40,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOCK_CONTENT: Final = b"lock"
-PASSING_ERRORS: Final = frozenset(
+TRANSIENT_ERRORS: Final = frozenset(
     (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
 )
-"""The system is short of something for the moment: nothing is wrong with the disk."""
+"""Errors that mean that a resource of the system is exhausted for now. The disk is intact."""
 FULL_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
-"""There is no room: nothing is wrong with what is there."""
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")  # for a byte that is no UTF-8
+"""Errors that mean that the disk or a quota is full. Existing files are intact."""
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")  # stands for a byte that is not UTF-8
 _FLOCK: Final = struct.Struct(
     "hhqqi"
 )  # struct flock of Linux on 64 bits: type whence start len pid
@@ -52,20 +54,25 @@ _FLOCK: Final = struct.Struct(
 
 NEW_FILE_MODE: Final = 0o640
 NEW_DIRECTORY_MODE: Final = 0o750
-"""Messages are for the owner of the store, and for its group to read. What exists keeps its mode;
-the umask of the process can take more away."""
+"""The owner of a store can read and write messages, and its group can read them.
+
+Existing files keep their mode. The umask of the process can remove more permissions.
+"""
 
 
 class Access(NamedTuple):
-    """Who may do what with a file: permission bits, user and group id (None: who makes it)."""
+    """The permission bits of a file and the ids of its owner and group.
+
+    None as an id means the user or group of the process that creates the file.
+    """
 
     mode: int = NEW_FILE_MODE
     owner: int | None = None
     group: int | None = None
 
 
-FOR_OWNER: Final = Access(0o600)
-OPEN: Final = Access()
+OWNER_ONLY: Final = Access(0o600)
+DEFAULT_ACCESS: Final = Access()
 
 
 class File(Protocol):
@@ -76,90 +83,122 @@ class File(Protocol):
         ...
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file."""
+        """Return up to `size` bytes at `offset`. There are fewer only at the end of the file."""
         ...
 
     def sync(self) -> None:
-        """Make data and size durable. An OSError is fatal for this file."""
+        """Make the data and the size of the file durable. An OSError is final for this file."""
         ...
 
     def truncate(self, size: int) -> None:
-        """Cut, or grow sparsely (the new part reads as zeros and takes no room)."""
+        """Set the size of the file: cut it, or extend it sparsely.
+
+        An extended part reads as zeros and takes no disk space.
+        """
         ...
 
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Return the size of the file."""
+        ...
 
     def data_start(self, offset: int) -> int | None:
-        """The first position from `offset` on that may hold other bytes than zeros, or None."""
+        """Return the first position at or after `offset` that may not be zero, or None."""
         ...
 
     def data_end(self, offset: int) -> int:
-        """Where the bytes that were ever written around `offset` end; `offset` itself in a hole."""
+        """Return the end of the data that contains `offset`, or `offset` if it is in a hole.
+
+        A hole is a part of the file that was never written.
+        """
         ...
 
     def fileno(self) -> int:
-        """For read-only maps of the store."""
+        """Return the descriptor, from which the store makes read-only maps."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the file. Closing it again does nothing."""
+        ...
 
 
 class Files(Protocol):
-    """The file system as the product uses it. Paths are plain text."""
+    """The operations of a file system that the product uses. Paths are strings."""
 
-    pool: DescriptorPool  # bounds how many files stay open or mapped at a time
+    pool: DescriptorPool
+    """Limits how many files stay open or mapped at a time."""
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
-        """Open for reading and writing (for reading alone where writing is not allowed). A file
-        that is created with `access` is never more open than that."""
+        """Open a file for reading and writing, or only for reading if writing is not allowed.
+
+        With `create`, a missing file is created. If `access` is given, the file never has more
+        permissions than that, from its creation on. Raises OSError.
+        """
         ...
 
     def access(self, path: str) -> Access:
-        """Raises FileNotFoundError."""
+        """Return the permissions and owner of a file. Raises FileNotFoundError."""
         ...
 
-    def exists(self, path: str) -> bool: ...
+    def exists(self, path: str) -> bool:
+        """Return whether there is a file or directory with this path."""
+        ...
 
     def names(self, directory: str) -> list[str]:
-        """Sorted names in a directory; empty when it is missing."""
+        """Return the sorted names in a directory, or an empty list if it does not exist."""
         ...
 
     def make_directory(self, path: str, *, durable: bool = True) -> None:
-        """With parents. `durable=False` leaves the directory syncs to the caller."""
+        """Create a directory and its missing parents. Do nothing if it exists.
+
+        With `durable=False` the caller must sync the directories.
+        """
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file or an empty directory. Raises FileNotFoundError when it is missing."""
+        """Remove a file or an empty directory. Raises FileNotFoundError if it does not exist."""
         ...
 
-    def rename(self, old: str, new: str) -> None: ...
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file atomically. A file with the new name is replaced."""
+        ...
 
-    def sync_directory(self, path: str) -> None: ...
+    def sync_directory(self, path: str) -> None:
+        """Make the names in a directory durable."""
+        ...
 
     def sync_all(self, path: str) -> bool:
-        """Make the whole file system of `path` durable at once. False, having done nothing, where
-        the system cannot: then each file has to be synced."""
+        """Make the whole file system of `path` durable at once, and return True.
+
+        Return False, without doing anything, if the system has no such call. Then the caller must
+        sync each file.
+        """
         ...
 
     def lock(self, path: str) -> Callable[[], None]:
-        """Own the lock file until the returned function is called. Raises StoreLockedError."""
+        """Lock a file until the returned function is called.
+
+        Raises StoreLockedError if another process, or this one, has locked it.
+        """
         ...
 
     def usage(self, path: str) -> tuple[int, int]:
-        """Total and free bytes of the file system that holds `path`, as far as we may use it."""
+        """Return the total and the free bytes that this process can use in the file system."""
         ...
 
     def modified_ms(self, path: str) -> int:
-        """When the file was last written, in ms since 1970. Raises FileNotFoundError."""
+        """Return the time of the last write to a file, in milliseconds since 1970.
+
+        Raises FileNotFoundError.
+        """
         ...
 
 
 class SystemFile:
-    """A file of this machine.
+    """A file on the disk of this machine (an implementation of `File`).
 
-    A file that was opened while writing was not allowed (a file system that the kernel has
-    remounted read-only, missing rights) asks for the right again at each `pwrite`, so a descriptor
-    that stays open recovers when the file system does.
+    If writing was not allowed when the file was opened, because the kernel has remounted the file
+    system read-only or permissions are missing, `pwrite` and `truncate` try to open it for writing
+    again. So an open file recovers when the file system does.
     """
 
     __slots__ = ("_descriptor", "_is_writable", "path")
@@ -170,8 +209,11 @@ class SystemFile:
         self._is_writable = is_writable
 
     def _reopen_for_writing(self) -> None:
-        """Replace a read-only descriptor by a writable one of the same file. Raises OSError: the
-        reason why writing is not allowed, or ESTALE when the path names another file by now."""
+        """Replace the read-only descriptor by a writable one of the same file.
+
+        Raises OSError with the reason why writing is not allowed, or with ESTALE if the path names
+        another file now.
+        """
         descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         if not os.path.samestat(os.fstat(descriptor), os.fstat(self._descriptor)):
             os.close(descriptor)
@@ -184,10 +226,12 @@ class SystemFile:
             self._reopen_for_writing()
         written = os.pwrite(self._descriptor, data, offset)
         size = len(data)
-        while written < size:  # a short write is rare: a signal, or the disk is nearly full
+        while (
+            written < size
+        ):  # short writes are rare: after a signal, or if the disk is nearly full
             more = os.pwrite(self._descriptor, memoryview(data)[written:], offset + written)
             if more == 0:
-                raise OSError(errno.EIO, "the file takes no more bytes", self.path)
+                raise OSError(errno.EIO, "the file accepts no more bytes", self.path)
             written += more
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -216,7 +260,7 @@ class SystemFile:
         except OSError as error:
             if error.errno == errno.ENXIO:
                 return None
-            return offset if offset < self.size() else None  # the file system knows no holes
+            return offset if offset < self.size() else None  # no support for holes
 
     def data_end(self, offset: int) -> int:
         try:
@@ -234,11 +278,11 @@ class SystemFile:
 
 
 _locked: set[str] = set()
-"""POSIX locks do not exclude a second opening in the same process: this does."""
+"""Paths that this process has locked. POSIX locks do not exclude a second lock in one process."""
 
 
 class SystemFiles:
-    """The file system of this machine."""
+    """The file system of this machine (an implementation of `Files`)."""
 
     __slots__ = ("pool",)
 
@@ -256,7 +300,8 @@ class SystemFiles:
             return SystemFile(path, read_only, is_writable=False)
         if not create or access is None:
             return SystemFile(path, descriptor)
-        # What this process may not give is left out: nobody else gets it instead.
+        # A permission that this process cannot give to the right owner or group is dropped, so that
+        # no other user gets it.
         mode, found = access.mode, os.fstat(descriptor)
         owner = found.st_uid if access.owner is None else access.owner
         group = found.st_gid if access.group is None else access.group
@@ -272,15 +317,15 @@ class SystemFiles:
         return SystemFile(path, descriptor)
 
     def access(self, path: str) -> Access:
-        found = os.stat(path)  # noqa: PTH116 - paths are text on this port
+        found = os.stat(path)  # noqa: PTH116 - paths are strings here
         return Access(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(path)  # noqa: PTH110 - paths are text on this port
+        return os.path.exists(path)  # noqa: PTH110 - paths are strings here
 
     def names(self, directory: str) -> list[str]:
         try:
-            return sorted(os.listdir(directory))  # noqa: PTH208
+            return sorted(os.listdir(directory))  # noqa: PTH208 - paths are strings here
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -288,20 +333,22 @@ class SystemFiles:
         missing = []
         while path and not self.exists(path):
             missing.append(path)
-            path = os.path.dirname(path)  # noqa: PTH120
+            path = os.path.dirname(path)  # noqa: PTH120 - paths are strings here
         for directory in reversed(missing):
-            os.mkdir(directory, NEW_DIRECTORY_MODE)  # noqa: PTH102
+            os.mkdir(directory, NEW_DIRECTORY_MODE)  # noqa: PTH102 - paths are strings here
             if durable:
-                self.sync_directory(os.path.dirname(directory))  # noqa: PTH120
+                parent = os.path.dirname(directory)  # noqa: PTH120 - paths are strings here
+                self.sync_directory(parent)
 
     def remove(self, path: str) -> None:
-        if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114
-            os.rmdir(path)  # noqa: PTH106
+        # Paths are strings here.
+        if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114 - as above
+            os.rmdir(path)  # noqa: PTH106 - as above
         else:
-            os.unlink(path)  # noqa: PTH108
+            os.unlink(path)  # noqa: PTH108 - as above
 
     def rename(self, old: str, new: str) -> None:
-        os.replace(old, new)  # noqa: PTH105
+        os.replace(old, new)  # noqa: PTH105 - paths are strings here
 
     def sync_directory(self, path: str) -> None:
         descriptor = os.open(path or ".", os.O_RDONLY | os.O_CLOEXEC)
@@ -311,7 +358,7 @@ class SystemFiles:
             os.close(descriptor)
 
     def sync_all(self, path: str) -> bool:
-        syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)  # Linux alone has it
+        syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)  # only on Linux
         if syncfs is None:
             return False
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -323,7 +370,10 @@ class SystemFiles:
         return True
 
     def lock(self, path: str) -> Callable[[], None]:
-        """Locks byte 0 as Java's FileChannel does, so that a Java broker is kept out as well."""
+        """Lock a file as `Files.lock` says.
+
+        Byte 0 is locked, as by Java's FileChannel, which excludes RocketMQ's brokers too.
+        """
         real = os.path.realpath(path)
         if real in _locked:
             raise _locked_error(path, os.getpid())
@@ -348,11 +398,11 @@ class SystemFiles:
 
     def usage(self, path: str) -> tuple[int, int]:
         state = os.statvfs(path)
-        used = state.f_blocks - state.f_bfree  # what is kept for root counts as neither: as `df`
+        used = state.f_blocks - state.f_bfree  # like `df`, without what is reserved for root
         return (used + state.f_bavail) * state.f_frsize, state.f_bavail * state.f_frsize
 
     def modified_ms(self, path: str) -> int:
-        return os.stat(path).st_mtime_ns // 1_000_000  # noqa: PTH116 - paths are text on this port
+        return os.stat(path).st_mtime_ns // 1_000_000  # noqa: PTH116 - paths are strings here
 
 
 SYSTEM_FILES: Final = SystemFiles()
@@ -362,9 +412,11 @@ _STATFS_BYTES: Final = 256  # more than struct statfs has on any platform
 
 
 def is_on_tmpfs(path: str) -> bool:
-    """Return whether a file lies on tmpfs, where reading a hole through a map takes a page of room
-    (and is a SIGBUS when there is none). False where the system does not tell."""
-    statfs = getattr(ctypes.CDLL(None, use_errno=True), "statfs", None)  # Linux alone has this one
+    """Return whether a file is on tmpfs. Return False if the system does not say.
+
+    Reading a hole through a map takes a page of space there, and raises SIGBUS if there is none.
+    """
+    statfs = getattr(ctypes.CDLL(None, use_errno=True), "statfs", None)  # only on Linux
     answer = ctypes.create_string_buffer(_STATFS_BYTES)
     if statfs is None or statfs(os.fsencode(path), answer):
         return False
@@ -372,8 +424,11 @@ def is_on_tmpfs(path: str) -> bool:
 
 
 def clone(old: str, new: str) -> bool:
-    """Make a file that shares the blocks of another until either is written. False, having done
-    nothing, where the file system has no such copies, or the two are on different ones."""
+    """Copy a file by sharing its blocks (reflink), and return True.
+
+    Return False, without a copy, if the file system cannot share blocks, or if the two paths are in
+    different file systems.
+    """
     source = SYSTEM_FILES.open(old)
     with closing(source), closing(SYSTEM_FILES.open(new, create=True)) as target:
         try:
@@ -386,8 +441,10 @@ def clone(old: str, new: str) -> bool:
 
 
 def link(old: str, new: str) -> bool:
-    """Another name for a file that nobody writes any more. False, having done nothing, where the
-    file system cannot."""
+    """Create a hard link to a file that is never written again, and return True.
+
+    Return False if the file system cannot do that.
+    """
     try:
         os.link(old, new)
     except OSError:
@@ -396,25 +453,28 @@ def link(old: str, new: str) -> bool:
 
 
 def make_private_directory(path: str, *, below: str) -> None:
-    """Make a directory, and those on the way to it, in one where everybody writes (/tmp), for us
-    alone. Raises ConfigurationError when one of them is a link or of somebody else: whoever
-    prepared it would choose where files come to lie."""
+    """Create a directory and its parents for this user only, in a directory such as /tmp.
+
+    `path` must be below the directory `below`, in which all users can write. Raises
+    ConfigurationError if a directory on the way is a link or belongs to another user, because that
+    user could redirect the files.
+    """
     directory = below
     for name in path.removeprefix(f"{below}/").split("/"):
         directory = f"{directory}/{name}"
         with suppress(FileExistsError):
-            os.mkdir(directory, 0o700)  # noqa: PTH102
+            os.mkdir(directory, 0o700)  # noqa: PTH102 - paths are strings here
         found = os.lstat(directory)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise ConfigurationError(
-                f"{directory} is a link, or belongs to somebody else.",
-                fix="Remove it, or let its owner remove it: it is made again, for you alone.",
+                f"{directory} is a symbolic link or belongs to another user.",
+                fix="Remove it, or ask its owner to. It is then created again for you.",
             )
-        os.chmod(directory, 0o700)  # noqa: PTH101 - before what is in it is looked at
+        os.chmod(directory, 0o700)  # noqa: PTH101 - paths are strings here
 
 
-def replace_private(path: str, data: bytes) -> None:
-    """A new file in the place of what has that name, a link as well; its owner alone reads it."""
+def create_private_file(path: str, data: bytes) -> None:
+    """Create a file that only its owner can read. A file or link with that name is replaced."""
     with suppress(FileNotFoundError):
         SYSTEM_FILES.remove(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -430,8 +490,11 @@ def _locked_error(path: str, owner: int | None) -> StoreLockedError:
     )
 
 
-def lock_holder(path: str) -> int | None:
-    """The process that holds a lock file, asked without taking the lock; None: nobody we know."""
+def lock_owner(path: str) -> int | None:
+    """Return the id of the process that has locked a file, or None if none is known.
+
+    The file is not locked by this call.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -443,13 +506,15 @@ def lock_holder(path: str) -> int | None:
 
 
 def is_locked(path: str) -> bool:
-    """Return whether this process, or another one that the system tells of, holds a lock file. The
-    lock is not taken."""
-    return os.path.realpath(path) in _locked or lock_holder(path) is not None
+    """Return whether this process, or another known process, has locked a file.
+
+    The file is not locked by this call.
+    """
+    return os.path.realpath(path) in _locked or lock_owner(path) is not None
 
 
 def _lock_owner(descriptor: int) -> int | None:
-    """The process that holds the lock, where the system tells (Linux on 64 bits)."""
+    """Return the id of the process that has the lock, or None. Works on Linux with 64 bits."""
     try:
         question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
         owner: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))[4]
@@ -459,7 +524,7 @@ def _lock_owner(descriptor: int) -> int | None:
 
 
 def memory_bytes() -> int:
-    """The machine's physical memory; 4 GiB where the system does not tell."""
+    """Return the size of the physical memory, or 4 GiB if the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
@@ -467,41 +532,46 @@ def memory_bytes() -> int:
 
 
 _FIXES: Final = {
-    errno.EISDIR: "Move the directory away: a file belongs there.",
-    errno.ENOTDIR: "Move the file away: a directory belongs there.",
-    errno.ELOOP: "A symbolic link leads in a circle: remove it, or let it lead to the right place.",
-    errno.ENOENT: "Bring it back from a copy, or remove the link that leads nowhere.",
-    errno.ENOSPC: "Make room on that disk.",
-    errno.EDQUOT: "Make room, or raise the quota.",
-    errno.EEXIST: "Move away what has that name: a link that leads nowhere, or a file.",
+    errno.EISDIR: "Move the directory away; there must be a file.",
+    errno.ENOTDIR: "Move the file away; there must be a directory.",
+    errno.ELOOP: "Remove the symbolic link, which points to itself, or correct its target.",
+    errno.ENOENT: "Restore it from a copy, or remove the link that points nowhere.",
+    errno.ENOSPC: "Free disk space.",
+    errno.EDQUOT: "Free disk space, or raise the quota.",
+    errno.EEXIST: "Move the file or dangling link with that name away.",
     errno.EIO: "Check the disk.",
     errno.EMFILE: descriptors.FIX,
-    errno.ENFILE: "Let the machine have more open files: fs.file-max.",
+    errno.ENFILE: "Raise fs.file-max, the limit of open files of the machine.",
     errno.ENOMEM: "Give the machine more memory, or raise vm.max_map_count.",
 }
 
 
 def fix_of(error: OSError) -> str:
-    """What a user can do about an error of the file system in a store."""
+    """Return what a user can do about an error of the file system in a store, as a sentence."""
     return _FIXES.get(
         error.errno or 0,
-        "The broker must be able to write there: change the rights, or set storePathRootDir.",
+        "Give the broker permission to write there, or set storePathRootDir.",
     )
 
 
 def process_id() -> int:
-    """Of this process: it stands in the store's `abort` file."""
+    """Return the id of this process, which the store writes to its `abort` file."""
     return os.getpid()
 
 
 def text_names(files: Files, directory: str) -> list[str]:
-    """Return the sorted names in a directory that are valid UTF-8. Names of topics always are, so
-    a directory with another name was not made by a broker."""
+    """Return the sorted names in a directory that are valid UTF-8.
+
+    Names of topics always are, so no broker has created a directory with another name.
+    """
     return [name for name in files.names(directory) if not _SURROGATE.search(name)]
 
 
 def read_text(files: Files, path: str) -> str | None:
-    """The whole file as UTF-8, or None when it does not exist. Raises UnicodeDecodeError."""
+    """Return the text of a file, or None if it does not exist.
+
+    Raises UnicodeDecodeError if it is not UTF-8.
+    """
     if not files.exists(path):
         return None
     file = files.open(path)
@@ -512,45 +582,51 @@ def read_text(files: Files, path: str) -> str | None:
 
 
 def replace_text(files: Files, path: str, text: str) -> None:
-    """Write a new edition of a table in one step, and keep the last one as `<path>.bak`, with the
-    same access. Durable on return."""
+    """Replace the text of a table atomically, and keep the old version as `<path>.bak`.
+
+    Both have the permissions of the old file. The change is durable on return.
+    """
     data = text.encode()
-    _keep_last(files, path)
-    _write_beside(files, path, data, None)
+    _copy_to_backup(files, path)
+    _write_temporary(files, path, data, None)
     files.rename(path + ".tmp", path)
     files.sync_directory(_directory(path))
 
 
 def overwrite_text(files: Files, path: str, text: str) -> None:
-    """Write a new edition in one step: a reader finds the old one or the new one. A new file is its
-    owner's alone. Durable on return."""
-    _write_beside(files, path, text.encode(), FOR_OWNER)
+    """Replace the text of a file atomically. Only the owner can read a file that did not exist.
+
+    The change is durable on return.
+    """
+    _write_temporary(files, path, text.encode(), OWNER_ONLY)
     files.rename(path + ".tmp", path)
     files.sync_directory(_directory(path))
 
 
 def edit_text(files: Files, path: str, text: str) -> None:
-    """As `overwrite_text`, and keep the last edition as `<path>.bak`, with the same access."""
-    _keep_last(files, path)
+    """Do what `overwrite_text` does, and keep the old version as `<path>.bak`."""
+    _copy_to_backup(files, path)
     overwrite_text(files, path, text)
 
 
-def _keep_last(files: Files, path: str) -> None:
-    """Copy the file at `path`, if there is one, to `<path>.bak`, in one step."""
+def _copy_to_backup(files: Files, path: str) -> None:
+    """Copy the file at `path` atomically to `<path>.bak`, if it exists."""
     if not files.exists(path):
         return
-    last, access, file = path + ".bak", files.access(path), files.open(path)
+    backup, access, file = path + ".bak", files.access(path), files.open(path)
     try:
         data = file.pread(file.size(), 0)
     finally:
         file.close()
-    _write_beside(files, last, data, access)
-    files.rename(last + ".tmp", last)
+    _write_temporary(files, backup, data, access)
+    files.rename(backup + ".tmp", backup)
 
 
-def _write_beside(files: Files, path: str, data: bytes, new_access: Access | None) -> None:
-    """Write `<path>.tmp`, with the access of the file at `path`, or `new_access` if there is none.
-    Durable on return, but for its name."""
+def _write_temporary(files: Files, path: str, data: bytes, new_access: Access | None) -> None:
+    """Write `<path>.tmp` with the permissions of the file at `path`, or `new_access` if it is new.
+
+    The content is durable on return, the name is not.
+    """
     files.make_directory(_directory(path))
     temporary = path + ".tmp"
     if files.exists(temporary):
@@ -569,10 +645,11 @@ def _directory(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def exposure(files: Files, path: str) -> str | None:
-    """A sentence when a file with secrets is there and can be read by more than its owner.
+def exposure_warning(files: Files, path: str) -> str | None:
+    """Return a warning if a file with secrets exists and others than its owner can read it.
 
-    The group of a file of root may read it: how else could a server that is not root?
+    The group of a file may read it if root owns it, because a server that does not run as root
+    could not read it otherwise. Return None if there is nothing to warn about.
     """
     if not path or not files.exists(path):
         return None
@@ -580,37 +657,37 @@ def exposure(files: Files, path: str) -> str | None:
     group = 0o040 if access.owner != 0 else 0
     if not access.mode & (0o004 | group):
         return None
-    who = "everybody on this machine" if access.mode & 0o004 else "its group"
-    return f"{path} holds secrets and can be read by {who}: chmod 600 {path}"
+    readers = "every user of this machine" if access.mode & 0o004 else "its group"
+    return f"{path} contains secrets and can be read by {readers}. Run chmod 600 {path}"
 
 
 def load_text(files: Files, path: str, parse: Callable[[str], T]) -> T | None:
-    """Parse the newest edition of a table that can be read; None when there is none at all.
+    """Parse the newest version of a table that can be read: `path`, else `<path>.bak`.
 
-    `parse` raises ValueError (or KeyError, TypeError, ProtocolError) on text that is not such a
-    table. That the edition before is used is logged. Raises StoreDamagedError when an edition is
-    there but none can be read.
+    `parse` must raise ValueError, KeyError, TypeError or ProtocolError for a text that is not such
+    a table. A warning is logged if the backup is used. Return None if neither file exists. Raises
+    StoreDamagedError if a file exists but none can be read.
     """
-    broken: list[str] = []
-    for edition in (path, path + ".bak"):
+    damage: list[str] = []
+    for version in (path, path + ".bak"):
         try:
-            text = read_text(files, edition)
+            text = read_text(files, version)
             if text is None:
                 continue
             if not text.strip():
-                broken.append(f"{edition} is empty")
+                damage.append(f"{version} is empty")
                 continue
             value = parse(text)
         except (ValueError, KeyError, TypeError, ProtocolError) as error:
-            broken.append(f"{edition}: {error}")
+            damage.append(f"{version}: {error}")
             continue
-        if edition != path:
-            why = "; ".join(broken) or f"{path} is missing"
-            logger.warning("%s: the edition before it is used, %s", why, edition)
+        if version != path:
+            reason = "; ".join(damage) or f"{path} is missing"
+            logger.warning("%s. The backup %s is used instead.", reason, version)
         return value
-    if broken:
+    if damage:
         raise StoreDamagedError(
-            f"{path} cannot be read ({'; '.join(broken)}).",
-            fix="Put back a good copy, or remove the file and its .bak to start without it.",
+            f"{path} cannot be read ({'; '.join(damage)}).",
+            fix="Restore a good copy, or remove the file and its .bak to start without it.",
         )
     return None

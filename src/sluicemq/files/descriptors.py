@@ -1,15 +1,15 @@
-"""File descriptors: how many this process may have, and who gets by with fewer.
+"""The limit of file descriptors of this process, and how it is divided between files and sockets.
 
-A process has 1,024 of them unless somebody says otherwise (`ulimit -n`), and a map takes one as
-long as it lives. What a broker needs grows with its clients and its files, so each has its part:
+The usual limit is 1,024 (`ulimit -n`), and a map takes a descriptor for as long as it exists. A
+broker needs more with more clients and more files, so the limit is divided:
 
-    a quarter   maps of store files, at most MAPS_MAX: `DescriptorPool` lets go of the least used
-    RESERVE     what is open for a moment or for ever: the log's last file, a table being saved
-    the rest    sockets: a server refuses connections above it, and says so
+    a quarter   maps of store files, at most MAPS_MAX: `DescriptorPool` closes those not used lately
+    RESERVE     files that are open briefly or permanently, such as the last file of the commit log
+    the rest    sockets: a server refuses further connections, and logs that
 
-The kernel gives out the lowest free number, so a socket's own number tells how many are in use,
-whoever has them. A limit of maps is a limit of address space and page tables too: 1 GiB of the log
-that is wholly read takes 2 MiB of them.
+The kernel assigns the lowest free number to a new descriptor, so the number of a new socket says
+how many descriptors are in use. Limiting maps also limits address space and page tables: 1 GiB of
+the commit log that is read completely takes 2 MiB of page tables.
 """
 
 import resource
@@ -21,21 +21,22 @@ MAPS_MAX: Final = 1024
 MAPS_MIN: Final = 8
 RESERVE: Final = 64
 FIX: Final = (
-    "Let the process have more open files: `ulimit -n`, LimitNOFILE= of a service, --ulimit nofile="
-    " of a container."
+    "Raise the limit of open files: `ulimit -n`, LimitNOFILE= of a service, or --ulimit nofile= of"
+    " a container."
 )
 LIMIT_MAX: Final = 1 << 20
-"""More is never asked for: some systems allow 2^30, and who closes them all in a child waits."""
+"""The limit is never raised above this. Some systems allow 2^30, and closing all descriptors in a
+child process would take long."""
 
 
 def limit() -> int:
-    """How many descriptors this process may have now."""
+    """Return the number of descriptors that this process can have now."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return LIMIT_MAX if soft == resource.RLIM_INFINITY else min(soft, LIMIT_MAX)
 
 
 def raise_limit() -> int:
-    """Take what the system allows without asking; returns the limit that holds from now on."""
+    """Raise the limit to what the system allows this process. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, LIMIT_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -44,53 +45,54 @@ def raise_limit() -> int:
 
 
 def maps_max() -> int:
-    """How many files may be mapped at a time."""
+    """Return the number of files that may be mapped at a time."""
     return max(MAPS_MIN, min(MAPS_MAX, limit() // 4))
 
 
-def sockets_end() -> int:
-    """The first descriptor number that no accepted socket may have."""
+def socket_descriptor_end() -> int:
+    """Return the first descriptor number that is too high for an accepted socket."""
     return limit() - maps_max() - RESERVE
 
 
-def shortage() -> str:
-    """Why a connection is refused."""
+def shortage_text() -> str:
+    """Return the reason why a connection is refused, with the fix."""
     return (
-        f"there are {sockets_end()} open files already, and the rest of the {limit()} that the"
-        f" process may have is for the store. {FIX}"
+        f"{socket_descriptor_end()} files are open, and the rest of the limit of {limit()} open"
+        f" files is reserved for the store. {FIX}"
     )
 
 
-def explain(limit: int) -> str:
-    """Who gets what, for the log of a start."""
+def describe_limits(limit: int) -> str:
+    """Return how a limit of descriptors is divided, for the log."""
     return (
-        f"{limit} files may be open: {maps_max()} of the store that are being read, connections"
-        f" as long as there are fewer than {sockets_end()} open files"
+        f"limit of open files: {limit}, of which {maps_max()} for reading the store; connections"
+        f" are accepted while fewer than {socket_descriptor_end()} files are open"
     )
 
 
-class Holder(Protocol):
-    """What has a descriptor, a map's as a rule. Whoever uses it sets `is_used`."""
+class DescriptorHolder(Protocol):
+    """An object that has a descriptor, usually a map. It sets `is_used` whenever it is used."""
 
     is_used: bool
 
-    def let_go(self) -> None:
-        """Give it up; the next use gets a new one."""
+    def release_descriptor(self) -> None:
+        """Close the descriptor. The holder opens a new one when it is used again."""
         ...
 
 
 class DescriptorPool:
-    """At most so many holders at a time. Any thread.
+    """A limited set of descriptor holders. Methods may be called from any thread.
 
-    The victim is found by second chance: being used costs no more than setting a flag.
+    When the pool is full, the second-chance algorithm chooses the holder that must release its
+    descriptor. It needs no more than a flag that each use sets.
     """
 
     __slots__ = ("_holders", "_lock", "_wanted", "limit")
 
     def __init__(self, limit: int | None = None) -> None:
-        """`limit`: None is `maps_max`, as the process may have it at the time."""
+        """Create a pool for `limit` holders. None means `maps_max()`, evaluated at each use."""
         self.limit: int | None = limit
-        self._holders: OrderedDict[Holder, None] = OrderedDict()
+        self._holders: OrderedDict[DescriptorHolder, None] = OrderedDict()
         self._lock = threading.Lock()
         self._wanted = 0
 
@@ -98,19 +100,26 @@ class DescriptorPool:
         return len(self._holders)
 
     @property
-    def room(self) -> int:
-        """How many holders there may be."""
+    def capacity(self) -> int:
+        """The maximum number of holders."""
         return maps_max() if self.limit is None else self.limit
 
-    def want(self) -> int:
-        """The number of this wish for a holder: who comes again within `room` of them gets one."""
+    def next_request(self) -> int:
+        """Count a request for a descriptor, and return the number of requests so far.
+
+        A caller can thereby see how many other requests there were since its last one. A file that
+        is requested again within `capacity` requests is worth a descriptor.
+        """
         self._wanted += 1
         return self._wanted
 
-    def enter(self, new: Holder) -> None:
-        """It has a descriptor now; others go for it. Being used once does not count: who walks
-        over thousands of queues must not push out what is read all the time."""
-        limit = self.room
+    def add(self, new: DescriptorHolder) -> None:
+        """Add a holder that has opened a descriptor. Others release theirs if the pool is full.
+
+        The first use of a holder does not count as a use, so that a reader that walks over
+        thousands of queues once does not displace files that are read all the time.
+        """
+        limit = self.capacity
         with self._lock:
             self._holders.pop(new, None)
             while len(self._holders) >= max(limit, 1):
@@ -119,11 +128,11 @@ class DescriptorPool:
                     oldest.is_used = False
                     self._holders[oldest] = None
                 else:
-                    oldest.let_go()
+                    oldest.release_descriptor()
             new.is_used = False
             self._holders[new] = None
 
-    def leave(self, gone: Holder) -> None:
-        """It gave its descriptor up for good."""
+    def remove(self, gone: DescriptorHolder) -> None:
+        """Remove a holder that has closed its descriptor for good."""
         with self._lock:
             self._holders.pop(gone, None)

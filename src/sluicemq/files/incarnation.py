@@ -26,8 +26,10 @@ class Incarnation:
     """
 
     def __init__(self, files: Files, root: str, *, boot: str | None = None) -> None:
-        """Use the incarnation file in `root` (storePathRootDir). `boot` is the id of the machine's
-        present boot; None: ask the machine."""
+        """Use the incarnation file in `root` (storePathRootDir).
+
+        `boot` identifies the current boot of the machine. None means that the machine is asked.
+        """
         self._files = files
         self._path = f"{root}/{INCARNATION_FILE}"
         self._boot = boot_id() if boot is None else boot
@@ -36,13 +38,14 @@ class Incarnation:
         self._written: dict[str, str | bool] | None = None
         self.text = ""
         self.is_empty = False
-        """The store had no log when it was opened, and `note_log` was not called since."""
+        """Whether the store has no commit log yet. `open` and `note_log` set it."""
 
     def open(self, *, is_empty: bool, is_synced: bool) -> str:
         """Return the id of a store that has been opened, and write it durably.
 
-        `is_empty`: the store has no log. `is_synced`: from now on nothing is acknowledged before it
-        is synced. A second call in the same process keeps the id. Raises OSError.
+        `is_empty` says that the store has no commit log. `is_synced` says that from now on no
+        message is acknowledged before it is synced. A second call in the same process keeps the id.
+        Raises OSError.
         """
         if not self.text:
             found = _load_incarnation(self._files, self._path)
@@ -58,8 +61,10 @@ class Incarnation:
         return self.text
 
     def note_log(self) -> None:
-        """Write that the store has a log now. Do nothing if that is written already. Raises
-        OSError."""
+        """Write that the store has a commit log now, unless that is written already.
+
+        Raises OSError.
+        """
         with self._lock:
             if self.is_empty:
                 self.is_empty = False
@@ -82,8 +87,10 @@ class Incarnation:
 
 
 def read_incarnation(files: Files, root: str) -> str:
-    """Return the id of the store in `root`; "" if its file is missing or damaged. Change nothing.
-    Raises OSError."""
+    """Return the id of the store in `root`, or "" if its file is missing or damaged.
+
+    Nothing is changed. Raises OSError.
+    """
     text = _load_incarnation(files, f"{root}/{INCARNATION_FILE}").get("incarnation")
     return text if isinstance(text, str) else ""
 

@@ -1,7 +1,7 @@
-"""Which machine this is, in which of its boots, which processes are seen here, who goes first, and
-memory that the process does not need any more.
+"""Facts about the machine, thread priorities, and returning free memory to the system.
 
-Linux tells both; elsewhere the name of the machine has to do.
+Linux provides ids of the boot and of the process namespace. On other systems the host name is used
+for both.
 """
 
 import ctypes
@@ -16,11 +16,11 @@ from typing import Final
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PROCESSES = Path("/proc/self/ns/pid")
 LOWER_BY: Final = 10
-"""A tenth of the processor beside a thread of usual priority."""
+"""The niceness that is added: such a thread gets a tenth of the CPU that a usual one gets."""
 
 
 def boot_id() -> str:
-    """Another text after each boot of the machine; its name where the system does not tell."""
+    """Return a text that differs after each boot, or the host name if the system has none."""
     try:
         return _BOOT.read_text("ascii").strip()
     except OSError:
@@ -28,7 +28,7 @@ def boot_id() -> str:
 
 
 def process_space() -> str:
-    """The same text for all that see each other's process ids."""
+    """Return a text that is the same for all processes in one process id namespace."""
     try:
         return f"{boot_id()}:{_PROCESSES.readlink().name}"
     except OSError:
@@ -36,9 +36,12 @@ def process_space() -> str:
 
 
 class Priority:
-    """Of the thread that calls; the usual one is that of who makes this. Linux alone has one for
-    each thread, which those that it begins inherit; and only who may raise it again lowers it
-    (CAP_SYS_NICE, RLIMIT_NICE): a thread of its own finds that out."""
+    """The priority of the calling thread, which can be lowered and restored.
+
+    The usual priority is that of the thread that creates the object. Only Linux has a priority for
+    each thread; new threads inherit it. Raising a priority again needs a permission (CAP_SYS_NICE
+    or RLIMIT_NICE). A separate thread tests for it, and without it priorities are not changed.
+    """
 
     def __init__(self) -> None:
         self._usual = os.getpriority(os.PRIO_PROCESS, 0)
@@ -49,6 +52,7 @@ class Priority:
             probe.join()
 
     def _probe(self) -> None:
+        """Find out whether a thread may raise its priority again after lowering it."""
         try:
             for niceness in (self._usual + 1, self._usual):
                 os.setpriority(os.PRIO_PROCESS, 0, niceness)
@@ -56,8 +60,8 @@ class Priority:
             return
         self._may_change = True
 
-    def lower(self, is_low: bool = True) -> None:
-        """Others go first; or as usual again."""
+    def set_low(self, is_low: bool = True) -> None:
+        """Lower the priority of the calling thread, or restore it if not `is_low`."""
         if self._may_change:
             niceness = self._usual + LOWER_BY if is_low else self._usual
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
@@ -65,12 +69,15 @@ class Priority:
 
 @cache
 def priority() -> Priority:
-    """The process's, to be asked for before anything is lowered: later that would be the usual."""
+    """Return the `Priority` of the process.
+
+    The first call must come before any priority is lowered, because it determines the usual one.
+    """
     return Priority()
 
 
 FREE_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Free memory that the C library may keep for the process."""
+"""The amount of free memory that the C library may keep for the process."""
 TRIM_S: Final = 2.0
 
 
@@ -88,8 +95,10 @@ class _Usage(ctypes.Structure):
 
 @cache
 def _allocator() -> tuple[Callable[[], int], Callable[[], None]] | None:
-    """Return how many free bytes the C library keeps, and what gives them to the system; None where
-    it has neither."""
+    """Return a function that counts the free bytes of the C library, and one that returns them.
+
+    Return None if the C library does not have these functions.
+    """
     try:
         library = ctypes.CDLL(None)
         usage, trim = library.mallinfo2, library.malloc_trim
@@ -99,10 +108,12 @@ def _allocator() -> tuple[Callable[[], int], Callable[[], None]] | None:
     return lambda: int(usage().fordblks), lambda: trim(0)
 
 
-def give_back_memory() -> int:
-    """Give the memory to the system that the C library keeps for the process, if it is more than
-    FREE_BYTES_MAX. Return how many bytes were free. What one client made large would stay so
-    otherwise, for a single small object above it. Other threads go on meanwhile."""
+def trim_memory() -> int:
+    """Return free memory of the C library to the system, if it is more than FREE_BYTES_MAX.
+
+    Return the number of bytes that were free. The C library itself keeps memory that a large
+    request once needed, if a single small object lies above it. Other threads continue meanwhile.
+    """
     found = _allocator()
     if found is None:
         return 0
@@ -113,14 +124,14 @@ def give_back_memory() -> int:
     return size
 
 
-def keep_memory_small() -> None:
-    """Start a thread that gives back memory every TRIM_S, for as long as the process lives."""
+def start_memory_trimming() -> None:
+    """Start a thread that calls `trim_memory` every TRIM_S seconds until the process ends."""
 
     never = threading.Event()
 
     def run() -> None:
         while not never.wait(TRIM_S):
-            give_back_memory()
+            trim_memory()
 
     if _allocator() is not None:
         threading.Thread(target=run, name="sluice-memory", daemon=True).start()

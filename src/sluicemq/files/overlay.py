@@ -1,20 +1,22 @@
-"""The file port over a store that must not change: reads from the disk, writes into memory.
+"""Files that are read from the disk, and whose changes stay in memory (copy on write).
 
-What the product does above it (recovery, building queues and an index, saving tables) works as
-ever, and is gone with the process. Nothing below is written, locked, or even opened for writing.
+A broker uses them for a store that must not change (`--read-only`). Recovery, building queues and
+an index, and saving tables work as usual, and their results disappear with the process. No file on
+the disk is written, locked, or even opened for writing.
 
-    a file that is only read      the file below, by pread
-    a file that is viewed or      one private map of it (copy on write): its pages are the file's
-    written                       until they are written, then anonymous memory, a page at a time
-    a file that is made or        an anonymous map of its size, which takes no memory where nothing
-    changes its size              was written: a new log file of 1 GiB costs nothing
-    names                         a table of what was made, renamed and removed since the start
+    a file that is only read      pread of the file on the disk
+    a file that is viewed or      a private map of it (copy on write): its pages are those of the
+    written                       file until they are written, then anonymous memory, page by page
+    a file that is created or     an anonymous map of its size, which takes memory only for pages
+    changes its size              that were written: a new log file of 1 GiB takes none
+    names                         a table of the names that were created, renamed and removed
 
-A private map is why this module may map for writing: nothing of it reaches a disk, so there is no
-SIGBUS of a full one. (Who cuts the files below while they are open gets what he asks for, as with
-any reader.) Views show what `pwrite` writes later; after a change of size they stay what they were.
+This module may map files for writing, because a private map never writes to a disk, so a full disk
+causes no SIGBUS. (If another process truncates a file on the disk meanwhile, a map of it fails, as
+for every reader.) Views show what `pwrite` writes later. After a change of the size of the file
+they keep the old content.
 
-Directories are made and removed, never renamed: nobody does.
+Directories can be created and removed, but not renamed, because the product never does that.
 """
 
 import contextlib
@@ -30,7 +32,7 @@ from typing import Final
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.files import (
-    FOR_OWNER,
+    OWNER_ONLY,
     SYSTEM_FILES,
     Access,
     File,
@@ -41,14 +43,17 @@ from sluicemq.files import (
 from sluicemq.files.descriptors import DescriptorPool
 
 _NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0
-"""MAP_NORESERVE: address space, not memory, is what an untouched map takes."""
+"""MAP_NORESERVE: a map that was not touched takes address space, but no memory."""
 _PRIVATE: Final = mmap.MAP_PRIVATE | _NO_RESERVE
 _ANONYMOUS: Final = _PRIVATE | mmap.MAP_ANONYMOUS
 _COPY_BYTES: Final = 1 << 20
 
 
 def _new_map(size: int) -> mmap.mmap:
-    """Zeros, which take memory by pages of 4 KiB: a huge page would take 2 MiB for one byte."""
+    """Return an anonymous map of zeros that takes memory in pages of 4 KiB.
+
+    With huge pages, one written byte would take 2 MiB.
+    """
     made = mmap.mmap(-1, size, flags=_ANONYMOUS, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     with contextlib.suppress(OSError, AttributeError):
         made.madvise(mmap.MADV_NOHUGEPAGE)
@@ -56,16 +61,16 @@ def _new_map(size: int) -> mmap.mmap:
 
 
 class ReadOnlyFiles(SystemFiles):
-    """The file system of this machine for who must not change it: the way under an overlay."""
+    """The file system of this machine, read only: the files below an overlay."""
 
     __slots__ = ()
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
-        """Not even opened for writing. `create` of a file that is missing raises OSError."""
+        """Open a file for reading. Raises OSError if it does not exist, even with `create`."""
         if create and not self.exists(path):
             raise _read_only(path)
         file = SystemFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        if stat.S_ISDIR(os.fstat(file.fileno()).st_mode):  # the kernel refuses writers alone
+        if stat.S_ISDIR(os.fstat(file.fileno()).st_mode):  # the kernel refuses only writers
             file.close()
             raise _error(errno.EISDIR, path)
         return file
@@ -96,15 +101,16 @@ def _read_only(path: str) -> OSError:
 READ_ONLY_FILES: Final = ReadOnlyFiles()
 
 
-class _Node:
-    """The content of one file, shared by all who have it open.
+class _FileContent:
+    """The content of one file, shared by all `OverlayFile` objects that have it open.
 
-    `below` is the path to read from as long as the content is not (all) here; `users` are open
-    handles. What was written lies within [written_start, written_end): for `data_start`.
+    `below` is the path of the file on the disk, or None if the content is only in memory. `users`
+    is the number of open `OverlayFile` objects. All bytes that were written are within
+    [written_start, written_end), which `data_start` and `data_end` need.
     """
 
     __slots__ = (
-        "_file", "_files", "_map", "_seen", "below", "lock", "modified_ms", "size", "users",
+        "_file", "_files", "_map", "_viewed_map", "below", "lock", "modified_ms", "size", "users",
         "written_end", "written_start",
     )  # fmt: skip
 
@@ -112,7 +118,7 @@ class _Node:
         self._files = files
         self._file: File | None = None
         self._map: mmap.mmap | None = None
-        self._seen: weakref.ref[mmap.mmap] | None = None  # of the file below, while it is viewed
+        self._viewed_map: weakref.ref[mmap.mmap] | None = None  # of `below`, while it is viewed
         self.below = below
         self.lock = threading.Lock()
         self.users = 0
@@ -122,43 +128,50 @@ class _Node:
 
     @property
     def is_needed(self) -> bool:
-        """Must it be kept when nobody has it open: does it say more than the file below?"""
-        is_viewed = self._seen is not None and self._seen() is not None
+        """Whether the content must be kept while no one has it open.
+
+        That is so if it differs from the file on the disk, or if a view of it still exists.
+        """
+        is_viewed = self._viewed_map is not None and self._viewed_map() is not None
         return self.below is None or self._map is not None or is_viewed
 
     def _opened(self, below: str) -> File:
-        """The file below, kept open until `release`."""
+        """Return the file on the disk, which stays open until `release`."""
         if self._file is None:
             self._file = self._files.open(below)
         return self._file
 
     def release(self) -> None:
-        """Nobody has it open now."""
+        """Close the file on the disk. Called when the last `OverlayFile` is closed."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
 
     def mapped(self) -> mmap.mmap | None:
-        """The map of the content, made now if need be; None when the file is empty. That of a file
-        below lives as long as somebody views it, and for ever once it is written."""
+        """Return the map of the content, or None if the file is empty. Create it if necessary.
+
+        A map of a file on the disk exists while a view of it exists, and permanently once it was
+        written. The caller must hold `lock`.
+        """
         if self._map is not None or not self.size:
             return self._map
         if self.below is None:
             self._map = _new_map(self.size)
             return self._map
-        made = None if self._seen is None else self._seen()
+        made = None if self._viewed_map is None else self._viewed_map()
         if made is None:
             file = self._opened(self.below)
-            if hasattr(file, "read_view"):  # a file in memory has nothing that can be mapped
+            if hasattr(file, "read_view"):  # a file in memory cannot be mapped
                 made = _new_map(self.size)
                 made[:] = file.pread(self.size, 0)
             else:
                 prot = mmap.PROT_READ | mmap.PROT_WRITE
                 made = mmap.mmap(file.fileno(), self.size, flags=_PRIVATE, prot=prot)
-            self._seen = weakref.ref(made)
+            self._viewed_map = weakref.ref(made)
         return made
 
     def read(self, size: int, offset: int) -> bytes:
+        """Return up to `size` bytes at `offset`."""
         with self.lock:
             stop = min(offset + size, self.size)
             if stop <= offset:
@@ -170,6 +183,7 @@ class _Node:
             return self._opened(self.below).pread(stop - offset, offset)
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """Write `data` at `offset` into memory. The file grows if necessary."""
         end = offset + len(data)
         if end == offset:
             return
@@ -183,6 +197,7 @@ class _Node:
             self.written_start, self.written_end = start, max(end, self.written_end)
 
     def resize(self, size: int) -> None:
+        """Cut the file, or extend it with zeros."""
         with self.lock:
             if size != self.size:
                 self._resize(size)
@@ -190,16 +205,16 @@ class _Node:
     def _resize(self, size: int) -> None:
         old, kept = self.mapped(), min(size, self.size)
         has_content = self.below is not None or self.written_end > 0
-        self._map, self._seen, self.below, self.size = None, None, None, size
+        self._map, self._viewed_map, self.below, self.size = None, None, None, size
         if not has_content or old is None or not kept:
             self.written_start = self.written_end = 0
             return
         made = self.mapped()
         assert made is not None
-        for at in range(0, kept, _COPY_BYTES):
-            piece = old[at : min(at + _COPY_BYTES, kept)]
-            if piece.count(0) < len(piece):  # what is not touched takes no memory
-                made[at : at + len(piece)] = piece
+        for start in range(0, kept, _COPY_BYTES):
+            piece = old[start : min(start + _COPY_BYTES, kept)]
+            if piece.count(0) < len(piece):  # pages that are not touched take no memory
+                made[start : start + len(piece)] = piece
         self.written_start, self.written_end = 0, kept
 
     def data_start(self, offset: int) -> int | None:
@@ -222,16 +237,20 @@ class _Node:
 
 
 class OverlayFile:
-    """A file of `OverlayFiles`. It is viewed, not mapped by who has it open (`read_view`)."""
+    """An open file of `OverlayFiles` (an implementation of `File`).
+
+    It has no descriptor, so callers cannot map it. They use `read_view` instead.
+    """
 
     __slots__ = ("_files", "_node", "path")
 
-    def __init__(self, files: "OverlayFiles", path: str, node: _Node) -> None:
+    def __init__(self, files: "OverlayFiles", path: str, node: _FileContent) -> None:
         self._files = files
-        self._node: _Node | None = node
+        self._node: _FileContent | None = node
         self.path = path
 
-    def _content(self) -> _Node:
+    def _content(self) -> _FileContent:
+        """Return the content. Raises OSError (EBADF) if the file is closed."""
         if self._node is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self.path)
         return self._node
@@ -245,7 +264,7 @@ class OverlayFile:
         return self._content().read(size, offset)
 
     def sync(self) -> None:
-        """Nothing is to be made durable."""
+        """Do nothing: changes in memory are never durable."""
 
     def truncate(self, size: int) -> None:
         node = self._content()
@@ -262,7 +281,7 @@ class OverlayFile:
         return self._content().data_end(offset)
 
     def read_view(self) -> memoryview:
-        """The whole file, which shows what is written later."""
+        """Return a view of the whole file. It shows later writes, until the size changes."""
         node = self._content()
         with node.lock:
             content = node.mapped()
@@ -274,27 +293,27 @@ class OverlayFile:
     def close(self) -> None:
         node, self._node = self._node, None
         if node is not None:
-            self._files.closed(self.path, node)
+            self._files.release_handle(self.path, node)
 
 
 class OverlayFiles:
-    """The files below as they are, and what was done to them since, in memory.
+    """The files of `base`, which is only read, with all changes in memory.
 
-    Any thread; `base` is only read.
+    It implements `Files`. Methods may be called from any thread.
     """
 
     def __init__(self, base: Files = READ_ONLY_FILES, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._base = base
         self.pool = DescriptorPool()
         self.clock = clock
-        """Where times of change come from."""
-        self._nodes: dict[str, _Node] = {}
-        self._made: dict[str, set[str]] = {}  # names made here, by directory
+        """The clock for the times of changes."""
+        self._nodes: dict[str, _FileContent] = {}
+        self._created: dict[str, set[str]] = {}  # names created here, by directory
         self._directories: set[str] = set()
-        self._gone: set[str] = set()  # of the names below
+        self._removed: set[str] = set()  # paths of `base` that were removed here
         self._lock = threading.RLock()
 
-    # --- the port
+    # --- the protocol Files
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
         with self._lock:
@@ -305,21 +324,25 @@ class OverlayFiles:
         return OverlayFile(self, path, node)
 
     def access(self, path: str) -> Access:
-        """That of the file below; what is in memory nobody else can read."""
-        return FOR_OWNER if path in self._gone or self._is_made(path) else self._base.access(path)
+        """Return the permissions of the file in `base`. Files in memory are private."""
+        return (
+            OWNER_ONLY
+            if path in self._removed or self._is_created(path)
+            else self._base.access(path)
+        )
 
     def exists(self, path: str) -> bool:
         with self._lock:
-            return self._is_made(path) or (path not in self._gone and self._base.exists(path))
+            return self._is_created(path) or (path not in self._removed and self._base.exists(path))
 
     def names(self, directory: str) -> list[str]:
         directory = directory.rstrip("/")
         with self._lock:
-            found = set(self._made.get(directory, ()))
+            found = set(self._created.get(directory, ()))
             found.update(
                 name
                 for name in self._base.names(directory)
-                if f"{directory}/{name}" not in self._gone
+                if f"{directory}/{name}" not in self._removed
             )
         return sorted(found)
 
@@ -354,14 +377,14 @@ class OverlayFiles:
             self._add_name(new)
 
     def sync_directory(self, path: str) -> None:
-        """Nothing is to be made durable."""
+        """Do nothing: changes in memory are never durable."""
 
     def sync_all(self, path: str) -> bool:
-        """Nothing is to be made durable."""
+        """Return True without doing anything: changes in memory are never durable."""
         return True
 
     def lock(self, path: str) -> Callable[[], None]:
-        """Nobody is kept out and nobody keeps us out: we change nothing."""
+        """Return a function that does nothing. Nothing is locked, because nothing is changed."""
         return lambda: None
 
     def usage(self, path: str) -> tuple[int, int]:
@@ -378,45 +401,48 @@ class OverlayFiles:
                 return node.modified_ms
             return self.clock.now_ms() if node.below is None else self._base.modified_ms(node.below)
 
-    # --- for the files themselves
+    # --- called by OverlayFile
 
-    def closed(self, path: str, node: _Node) -> None:
-        """A handle is closed: a file that says no more than the one below is forgotten."""
+    def release_handle(self, path: str, node: _FileContent) -> None:
+        """Note that an `OverlayFile` was closed.
+
+        When it was the last one, content that does not differ from the file in `base` is dropped.
+        """
         with self._lock:
             node.users -= 1
             if node.users:
                 return
             node.release()
-            # A name that was made leads to this node alone, not to a file below.
-            if not node.is_needed and self._nodes.get(path) is node and not self._is_made(path):
+            # A name that was created here exists only in this object, not in `base`.
+            if not node.is_needed and self._nodes.get(path) is node and not self._is_created(path):
                 del self._nodes[path]
 
     # --- names
 
-    def _is_made(self, path: str) -> bool:
+    def _is_created(self, path: str) -> bool:
         directory, _, name = path.rpartition("/")
-        return name in self._made.get(directory, ())
+        return name in self._created.get(directory, ())
 
-    def _new_node(self, path: str, *, create: bool) -> _Node:
+    def _new_node(self, path: str, *, create: bool) -> _FileContent:
         if path in self._directories:
             raise _error(errno.EISDIR, path)
-        if path not in self._gone and self._base.exists(path):
-            return _Node(self._base, path)
+        if path not in self._removed and self._base.exists(path):
+            return _FileContent(self._base, path)
         if not create:
             raise _error(errno.ENOENT, path)
         if not self.exists(path.rpartition("/")[0] or "/"):
             raise _error(errno.ENOENT, path)
         self._add_name(path)
-        return _Node(self._base, None)
+        return _FileContent(self._base, None)
 
     def _add_name(self, path: str) -> None:
         directory, _, name = path.rpartition("/")
-        self._made.setdefault(directory, set()).add(name)
+        self._created.setdefault(directory, set()).add(name)
 
     def _drop_name(self, path: str) -> None:
         directory, _, name = path.rpartition("/")
-        self._made.get(directory, set()).discard(name)
-        self._gone.add(path)
+        self._created.get(directory, set()).discard(name)
+        self._removed.add(path)
 
 
 def _error(number: int, path: str) -> OSError:
@@ -424,6 +450,8 @@ def _error(number: int, path: str) -> OSError:
 
 
 def overlay(files: Files) -> OverlayFiles:
-    """Return files that read from `files` and keep every change in memory. The files of the system
-    are not opened for writing."""
+    """Return files that read from `files` and keep every change in memory.
+
+    If `files` are those of the system, they are never opened for writing.
+    """
     return OverlayFiles() if files is SYSTEM_FILES else OverlayFiles(files)

@@ -1,9 +1,9 @@
 """Names of topics and groups that RocketMQ and SluiceMQ create for themselves.
 
-Several questions look alike and have different answers, so each has a function of its own:
+Several questions look alike and have different answers, so each has its own function:
 
-- `is_system_topic` and `is_system_group`: is the topic or group a user's? Tools that list, count
-  or read "all topics" ask this.
+- `is_system_topic` and `is_system_group`: does the topic or group belong to the system, not to a
+  user? Tools that list, count or read "all topics" ask this.
 - `is_rocketmq_system_topic`, `is_rocketmq_system_group`, `is_reserved_group` and
   `is_send_forbidden_topic`: the rules of RocketMQ's brokers, proxies and mqadmin, which SluiceMQ's
   servers follow exactly. A name that these rules do not cover can be created by users.
@@ -16,7 +16,7 @@ The names come from RocketMQ 5 (`TopicValidator`, `MixAll`, `TopicConfigManager`
 except those that contain `sluice`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from sluicemq.model.topic import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX
@@ -45,7 +45,7 @@ STAGING_TOPIC: Final = "rmq_sys_sluice_staging"
 EPOCH_TOPIC: Final = "rmq_sys_sluice_epochs"
 """SluiceMQ's: the commits of the exactly-once sink of Spark."""
 HEARTBEAT_SYNC_TOPIC: Final = "DefaultHeartBeatSyncerTopic"
-"""RocketMQ's proxies tell each other their clients here (`heartbeatSyncerTopicName`)."""
+"""RocketMQ's proxies announce their clients to other proxies here (`heartbeatSyncerTopicName`)."""
 
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 REVIVE_TOPIC_PREFIX: Final = f"{SYSTEM_TOPIC_PREFIX}REVIVE_LOG_"
@@ -83,11 +83,25 @@ def sync_member_topic(broker: str) -> str:
     return SYNC_MEMBER_TOPIC_PREFIX + broker
 
 
+def revealed_names(topics: Iterable[str]) -> set[str]:
+    """Return the names of clusters and brokers that the names of their system topics contain.
+
+    Use them for `is_system_topic` if no cluster can be asked, for example with a store directory.
+    Brokers of RocketMQ 4 do not create these topics.
+    """
+    return {
+        topic.removeprefix(prefix)
+        for topic in topics
+        for prefix in (REVIVE_TOPIC_PREFIX, SYNC_MEMBER_TOPIC_PREFIX)
+        if topic.startswith(prefix)
+    }
+
+
 def is_system_topic(name: str, own_names: Collection[str] = ()) -> bool:
-    """Return whether RocketMQ or SluiceMQ creates the topic for itself, so that it is no user's.
+    """Return whether the topic belongs to RocketMQ or SluiceMQ itself, not to a user.
 
     `own_names` are the names of the clusters and brokers: each has a topic of its name, and each
-    cluster a reply topic. Without them these topics count as users'.
+    cluster a reply topic. Without them these topics count as users' topics.
 
     Besides the topics of `is_rocketmq_system_topic` this covers every name with the prefix
     "RMQ_SYS_", in which other versions of RocketMQ have further topics, and the topic of
@@ -122,10 +136,10 @@ def is_send_forbidden_topic(name: str) -> bool:
 def is_broker_written_topic(name: str) -> bool:
     """Return whether only the broker itself writes to the topic.
 
-    These are the topics of `is_send_forbidden_topic` and those in which a message decides what is
-    delivered to whom: timed messages and commits of the exactly-once sink. The revive topic of POP
-    is not among them: a broker that acts for another one hands on records of it. Access control
-    keeps accounts away from that topic (`stores_other_topics_messages`).
+    These are the topics of `is_send_forbidden_topic`, and those whose messages decide what is
+    delivered: timed messages, and commits of the exactly-once sink. The revive topic of POP is not
+    among them, because an acting master hands its records on to another broker. Access control
+    keeps accounts away from the revive topic.
     """
     return name in _BROKER_WRITTEN_TOPICS
 
@@ -188,7 +202,7 @@ _OTHER_SYSTEM_GROUPS: Final = frozenset({
 
 
 def is_system_group(name: str) -> bool:
-    """Return whether RocketMQ or SluiceMQ creates the group for itself, so that it is no user's.
+    """Return whether the group belongs to RocketMQ or SluiceMQ itself, not to a user.
 
     Besides the groups of `is_rocketmq_system_group` these are the group of RocketMQ's proxies, and
     two names that are not in RocketMQ 5 but occur in older clusters: CID_SYS_RMQ_TRANS (the name of

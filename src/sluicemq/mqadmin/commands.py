@@ -18,7 +18,7 @@ from typing import Final
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import ConfigurationError, RequestError, SluiceError
-from sluicemq.files import SYSTEM_FILES, make_private_directory, replace_private
+from sluicemq.files import SYSTEM_FILES, create_private_file, make_private_directory
 from sluicemq.model.topic import MASTER_ID
 
 WIDTH: Final = 110
@@ -107,7 +107,7 @@ class Session:
             make_private_directory(directory, below=TEMPORARY)
         else:
             SYSTEM_FILES.make_directory(directory, durable=False)
-        replace_private(path, data)
+        create_private_file(path, data)
         return path
 
     def say(self, line: str = "") -> None:

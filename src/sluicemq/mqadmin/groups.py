@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sluicemq.errors import RequestError, SluiceError
+from sluicemq.model.system_names import is_retry_topic
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, GroupConfig, MessageQueue
 from sluicemq.mqadmin import java
 from sluicemq.mqadmin.commands import Given, Session
@@ -201,7 +202,7 @@ def _all_groups(session: Session) -> None:
         _GROUPS.format("#Group", "#Count", "#Version", "#Type", "#Model", "#TPS", "#Diff Total")
     )
     for topic in tables.hash_ordered(session.admin.topics()):
-        if not topic.startswith(RETRY_PREFIX):
+        if not is_retry_topic(topic):
             continue
         group = topic.removeprefix(RETRY_PREFIX)
         rate, diff, cells = 0, 0, [0, "OFFLINE", "", ""]

@@ -56,6 +56,7 @@ from sluicemq.model.addresses import (
     parse_address,
 )
 from sluicemq.model.ids import parse_host
+from sluicemq.model.system_names import SYNC_MEMBER_TOPIC_PREFIX
 from sluicemq.model.topic import (
     MASTER_ID,
     PERM_READ,
@@ -71,7 +72,6 @@ from sluicemq.wire.headers import RegisterBrokerResponse
 T = TypeVar("T")
 TIMEOUT_MS = 120_000
 """How long a broker that does not say otherwise may stay silent."""
-MEMBER_SYNC_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
 
 
 class Origin(NamedTuple):
@@ -355,7 +355,7 @@ class RouteTable:
         With `acting_master` a slave stands in for a missing master where its broker allows it.
         """
         queues = self._topics.get(topic, {})
-        acting_master = acting_master and not topic.startswith(MEMBER_SYNC_PREFIX)
+        acting_master = acting_master and not topic.startswith(SYNC_MEMBER_TOPIC_PREFIX)
         known = sorted(name for name in queues if name in self._brokers)
         if not known:
             return None

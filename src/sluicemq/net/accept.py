@@ -431,8 +431,8 @@ class Server:
         `descriptor` is the file descriptor of its socket, -1 if it is unknown.
         """
         excess = ""
-        if descriptor >= descriptors.sockets_end():
-            excess = descriptors.shortage()
+        if descriptor >= descriptors.socket_descriptor_end():
+            excess = descriptors.shortage_text()
         elif len(self._connections) >= self._connections_max:
             excess = f"there are {self._connections_max} connections, which is the limit"
         elif not self._is_closing and not self._addresses.acquire(connection.remote_address):

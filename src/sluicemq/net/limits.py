@@ -2,10 +2,10 @@
 
 `wire.frames` and `net.dispatch` limit the size of a single frame and of its header. This module has
 the limits that only a server can count: connections of one address, bytes of unfinished frames,
-and refused requests. docs/security.md has the table of all limits.
+and refused requests. The page on security has the table of all limits.
 
 A limit closes the connection if continuing would cost memory or time. It is answered with an error
-if only the request itself is too large. No check here reads a whole frame.
+if only the request itself is too large. Frames that arrive whole are not counted here at all.
 
 `FairScheduler` gives each connection a fair share of the event loop's time, because one request may
 take a millisecond and one client may send a thousand at once. Time is divided into scheduling

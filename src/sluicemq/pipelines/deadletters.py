@@ -52,6 +52,7 @@ from sluicemq.model.message import (
     SHARDING_KEY,
 )
 from sluicemq.model.subscription import SQL92, TAG, Subscription
+from sluicemq.model.system_names import is_retry_topic
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 from sluicemq.pipelines.archive import OWN_PROPERTIES
 from sluicemq.pipelines.ready import (
@@ -381,7 +382,7 @@ def _judged(task: Task, admin: Admin, letters: Any) -> Any:
     targets = {str(row["target"]) for row in named if row["target"]}
     topics = {str(row["read_as"]) for row in named if row["read_as"]}
     # A consumer's retry topic is created when it connects.
-    checked = {target for target in targets if not target.startswith(RETRY_PREFIX)}
+    checked = {target for target in targets if not is_retry_topic(target)}
     assumed = _assumed_subscriptions(task, topics)
     judge = admin.dead_letter_judge(options["group"], checked, topics, assumed)
     return judged(numbered(rows), judge)

@@ -205,7 +205,7 @@ def lost_by_filter(pipeline: Pipeline) -> list[str]:
     from sluicemq.spark.sources.reader import open_snapshot  # noqa: PLC0415 - heavy
 
     with open_snapshot(parse_options(source.options, READ, STORE_OPTIONS_BY_NAME)) as seen:
-        newest = list(seen.newest_properties(SAMPLE_MESSAGES_MAX))
+        newest = list(seen.read_newest_properties(SAMPLE_MESSAGES_MAX))
     return collect_findings(sql, lambda text: try_on_properties(newest, text))
 
 

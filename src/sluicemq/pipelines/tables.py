@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.hints import did_you_mean, suggest
-from sluicemq.model.system_names import is_system_topic
+from sluicemq.model.system_names import is_dead_letter_topic, is_system_topic, revealed_names
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 from sluicemq.spark.classic import get_session_state
 from sluicemq.spark.options import READ, parse_options
@@ -227,12 +227,15 @@ def check_is_query(spark: "SparkSession", text: str) -> None:
 
 def _unknown_topic(topic: str, names: Sequence[str]) -> ConfigurationError:
     if topic.startswith(tuple(prefix for prefix in PREFIXES.values() if prefix)):
-        prefix = DLQ_PREFIX if topic.startswith(DLQ_PREFIX) else RETRY_PREFIX
+        prefix = DLQ_PREFIX if is_dead_letter_topic(topic) else RETRY_PREFIX
         groups = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         return ConfigurationError(
             f"the group {topic.removeprefix(prefix)!r} has no topic {topic}.",
             fix=f"There are such topics of: {', '.join(sorted(groups)) or 'no group'}.",
         )
-    own = sorted(name for name in names if not (name.startswith("%") or is_system_topic(name)))
-    fix = did_you_mean(topic, names, cutoff=0.5) or suggest(topic, own)
+    own_names = revealed_names(names)
+    users_topics = sorted(
+        name for name in names if not name.startswith("%") and not is_system_topic(name, own_names)
+    )
+    fix = did_you_mean(topic, names, cutoff=0.5) or suggest(topic, users_topics)
     return ConfigurationError(f"there is no topic {topic!r}.", fix=fix)

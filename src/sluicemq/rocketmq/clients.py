@@ -61,6 +61,7 @@ from sluicemq.errors import (
 from sluicemq.model import topic as places
 from sluicemq.model.ids import parse_recall_handle
 from sluicemq.model.message import CHECK_IMMUNITY, StoredMessage
+from sluicemq.model.topic import DEFAULT_TOPIC
 from sluicemq.net.tls import Tls
 from sluicemq.rocketmq.choices import (
     AclClientRPCHook,
@@ -89,7 +90,6 @@ T = TypeVar("T")
 _log = logging.getLogger("sluicemq.client")
 Sent = Message | Sequence[Message]
 _QUEUES: Final[tuple[type[Place], ...]] = (MessageQueue, places.MessageQueue)
-_ANY_TOPIC: Final = "TBW102"
 
 
 class ClientOptions(TypedDict, total=False):
@@ -296,7 +296,7 @@ class Client(Settings, Generic[T]):
         arguments = Given(*given)
         topic = arguments.take(str) or key
         queue_num = arguments.take(int) or 8
-        if arguments.next is not None or (topic is not key and key != _ANY_TOPIC):
+        if arguments.next is not None or (topic is not key and key != DEFAULT_TOPIC):
             raise ConfigurationError(
                 f"create_topic cannot make {topic!r} of {(key, *given)}.",
                 fix="Give the topic and how many queues it has; it is created on every master.",

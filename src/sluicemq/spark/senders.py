@@ -38,8 +38,8 @@ from sluicemq.client.sync.producer import Producer
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError
 from sluicemq.model.message import UNIQ_KEY, Message
-from sluicemq.model.system_names import STAGING_TOPIC
-from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
+from sluicemq.model.system_names import STAGING_TOPIC, is_retry_topic
+from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_batch
 from sluicemq.spark.errors import retry_during_outage
 from sluicemq.spark.options import Options
@@ -451,7 +451,7 @@ class DirectSender(Sender):
         bodies, properties, given_ids, flags = _take_rows(columns, indices, rows.row_count)
         ids = encode_ids(given_ids, self._unique_ids, len(bodies))
         encoded = encode_rows(bodies, ids, properties, flags=flags)
-        if topic.startswith(RETRY_PREFIX):  # brokers refuse batches to retry topics
+        if is_retry_topic(topic):  # brokers refuse batches to retry topics
 
             def send_each() -> None:
                 for number in range(len(encoded)):

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreTransientError
-from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files, fix_of
+from sluicemq.files import FULL_ERRORS, TRANSIENT_ERRORS, Files, fix_of
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.outages import Outages, kind_of
 from sluicemq.store.directory import Checkpoint, CheckpointFile
@@ -236,7 +236,7 @@ class Checkpointer:
                         self._sync_path(path)
                 self._write(due.checkpoint)
             except OSError as error:
-                if error.errno in PASSING_ERRORS:  # the checkpoint stays due
+                if error.errno in TRANSIENT_ERRORS:  # the checkpoint stays due
                     raise StoreTransientError(
                         f"The checkpoint in {self._config.root} cannot be written at present:"
                         f" {error}.",

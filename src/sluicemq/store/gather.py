@@ -72,7 +72,7 @@ logger = logging.getLogger(__name__)
 PULL_SPAN_MAX: Final = 2000
 """How many offsets apart the matches may be that a client has received and not consumed.
 
-This is the default for clients whose span is not known otherwise (`broker.consume.delivered`). The
+This is the default for clients whose span is not known otherwise (`broker.consume.delivery`). The
 Java push consumer pauses for 50 ms when its messages span more (consumeConcurrentlyMaxSpan), so an
 answer with 32 matches of a rare tag would slow it down.
 """

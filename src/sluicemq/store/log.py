@@ -48,7 +48,7 @@ from sluicemq.errors import (
     StoreTransientError,
     StoreUncertainError,
 )
-from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files, fix_of
+from sluicemq.files import FULL_ERRORS, TRANSIENT_ERRORS, Files, fix_of
 from sluicemq.model import properties as reserved
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import DELAY, TAGS, UNQUEUED
@@ -256,7 +256,7 @@ class CommitLog:
                 if segment is not None and segment.zero_range(position, position + size):
                     self._sync_segment(segment)
             except OSError as error:
-                if error.errno not in PASSING_ERRORS | FULL_ERRORS:
+                if error.errno not in TRANSIENT_ERRORS | FULL_ERRORS:
                     self.failure = error
                 raise
             self._failed_writes.pop()
@@ -264,7 +264,7 @@ class CommitLog:
     def _error_of_write(self, error: OSError) -> StoreError:
         """Return the error to raise for an OSError of a write."""
         directory = self.segments.directory
-        if error.errno in PASSING_ERRORS:
+        if error.errno in TRANSIENT_ERRORS:
             return StoreTransientError(
                 f"The commit log in {directory} cannot be written at present: {error}.",
                 fix=fix_of(error),
@@ -309,7 +309,7 @@ class CommitLog:
             is_open = True
             file.sync()
         except OSError as error:
-            if not is_open and error.errno in PASSING_ERRORS:
+            if not is_open and error.errno in TRANSIENT_ERRORS:
                 raise self._error_of_write(error) from error
             self.mark_failed(error)
 

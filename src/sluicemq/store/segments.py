@@ -114,7 +114,7 @@ class Segment:
         if view is None:
             with closing(self._files.open(self.path)) as file:
                 view = self._view = map_file(file, self.size, is_sparse=self._is_sparse)
-            self._files.pool.enter(self)
+            self._files.pool.add(self)
         return view
 
     def data_view(self, end: int) -> memoryview:
@@ -175,13 +175,13 @@ class Segment:
         begin = offset - self.base
         if self._view is None and size <= _UNMAPPED_READ_MAX:
             pool = self._files.pool
-            before, self._last_read_at = self._last_read_at, pool.want()
-            if not before or self._last_read_at - before > pool.room:
+            before, self._last_read_at = self._last_read_at, pool.next_request()
+            if not before or self._last_read_at - before > pool.capacity:
                 with closing(self._files.open(self.path)) as file:
                     return file.pread(size, begin)
         return self.view()[begin : begin + size]
 
-    def let_go(self) -> None:
+    def release_descriptor(self) -> None:
         """Drop the map. The next reader makes a new one."""
         self._view = None
 
@@ -228,8 +228,8 @@ class Segment:
 
     def close(self) -> None:
         """Drop the map and close the descriptor."""
-        self._files.pool.leave(self)
-        self.let_go()
+        self._files.pool.remove(self)
+        self.release_descriptor()
         self.release()
 
 

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import SluiceError, StoreError
-from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, SYSTEM_FILES, Files, fix_of
+from sluicemq.files import FULL_ERRORS, SYSTEM_FILES, TRANSIENT_ERRORS, Files, fix_of
 from sluicemq.files.identity import RecordSource
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.outages import Outages, kind_of
@@ -754,7 +754,7 @@ class Store:
                 self.incarnation.note_log()
             self.incarnation.note_shutdown()
         except OSError as error:
-            if error.errno not in FULL_ERRORS | PASSING_ERRORS:
+            if error.errno not in FULL_ERRORS | TRANSIENT_ERRORS:
                 raise
 
 

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import StoreLockedError
-from sluicemq.files import LOCK_CONTENT, OPEN, Access, File
+from sluicemq.files import DEFAULT_ACCESS, LOCK_CONTENT, Access, File
 from sluicemq.files.descriptors import DescriptorPool
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Node:
     pending: list[Write | int] = field(default_factory=list)
     blocks: set[int] = field(default_factory=set)
     modified_ms: int = 0
-    access: Access = OPEN
+    access: Access = DEFAULT_ACCESS
     has_lost: bool = False
 
     def write(self, offset: int, data: bytes) -> None:
@@ -350,7 +350,7 @@ class CrashableFiles:
             self.check("create", path)
             if not self.exists(_parent(path)):
                 raise _error(errno.ENOENT, path)
-            self._change(Entry(path, Node(access=access or OPEN)))
+            self._change(Entry(path, Node(access=access or DEFAULT_ACCESS)))
             self.note("create", path)
         node = self._entries[path]
         if node is None:

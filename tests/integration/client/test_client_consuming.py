@@ -277,9 +277,11 @@ async def test_a_changed_subscription_holds_in_all_queues_and_drops_what_waits()
         async with mq.subscribe("t", group="g", tags="A || B") as stream:
             first = await stream.receive()
             await until(lambda: member(mq, "g").readers.queues)
-            before = mq.servers.broker.core.consumers.watch("g", "t").subscription.version
+            before = mq.servers.broker.core.consumers.find_subscription(
+                "g", "t"
+            ).subscription.version
             await stream.change(tags="B")
-            watch = mq.servers.broker.core.consumers.watch("g", "t")
+            watch = mq.servers.broker.core.consumers.find_subscription("g", "t")
             assert watch.subscription.version > before
             assert watch.subscription.expression == "B"
             got = [await stream.receive() for _ in range(40)]

@@ -140,7 +140,7 @@ def test_properties_become_typed_columns(read: Read, publish: Publish) -> None:
 
 def test_a_property_that_does_not_parse_can_be_an_error(read: Read, publish: Publish) -> None:
     publish(0, 40)
-    with pytest.raises(Exception, match="'delay' has the value 'late', which is no int"):
+    with pytest.raises(Exception, match="'delay' has the value 'late', which is not a valid int"):
         read(columns="prop:delay:int", badProperties="fail").collect()
 
 

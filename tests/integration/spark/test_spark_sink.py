@@ -84,7 +84,7 @@ def test_a_stream_can_be_written(
         ("'x' as boddy", "the column 'boddy' cannot be written. Did you mean 'body'?"),
         ("'x' as tag", "the column 'body' or 'value' is missing"),
         ("if(id = 3, null, 'x') as body", "a row has no body"),
-        ("'x' as body, 99 as queue_id", "has no queue 99"),
+        ("'x' as body, 99 as queue_id", "has no writable queue 99"),
         ("'x' as body, 'a|b' as tag", "contains '|'"),
     ],
 )

@@ -28,9 +28,9 @@ from pyspark.sql.types import BinaryType, IntegerType, StructType
 
 from histories.history import Epoch
 from sluicemq.errors import SluiceError
+from sluicemq.spark.bad_rows import BadRowHandler
 from sluicemq.spark.options import WRITE, parse_options
 from sluicemq.spark.senders import (
-    BadRowHandler,
     StagingSender,
     TaskAttempt,
     create_producer,

@@ -40,13 +40,13 @@ def as_rocketmq(broker: Broker, monkeypatch: pytest.MonkeyPatch, *, keeps_offset
     """Take away what only our broker does when a topic is deleted or created."""
     core = broker.core
     core.topics.on_created = core.topics.on_removed = lambda name: None
-    monkeypatch.setattr(pull_module, "LOOK", "not known")
+    monkeypatch.setattr(pull_module, "PROBE_FIELD", "not known")
 
-    def topic_deleted(topic: str) -> None:
+    def delete_topic(topic: str) -> None:
         if not keeps_offsets:
             core.offsets.forget(topic=topic)
 
-    monkeypatch.setattr(core.offsets, "topic_deleted", topic_deleted)
+    monkeypatch.setattr(core.offsets, "delete_topic", delete_topic)
 
 
 class Warnings(logging.Handler):

@@ -156,8 +156,8 @@ def test_a_client_that_changes_its_name_leaves_nothing_behind(broker: SteppedBro
     client = broker.connect()
     for number in range(50):
         client.call(Code.HEART_BEAT, {}, heartbeat(producers=["p"], clientID=f"c{number}"))
-    assert broker.core.producers.find("c49") is not None
-    assert broker.core.producers.find("c0") is None
+    assert broker.core.producers.find_connection("c49") is not None
+    assert broker.core.producers.find_connection("c0") is None
 
 
 def test_leases_are_bounded_and_expired_ones_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_a_kind_of_filter_that_is_none_matches_nothing_and_breaks_nobody(
 def test_one_connection_parks_so_many_pulls(
     broker: SteppedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(longpoll, "PEER_MAX", 5)
+    monkeypatch.setattr(longpoll, "PARKED_PER_CONNECTION_MAX", 5)
     client, other = broker.connect(), broker.connect()
     client.call(Code.SEND_MESSAGE_V2, send_fields("T"), b"x")
     client.call(Code.HEART_BEAT, {}, heartbeat(["G"]))

@@ -198,7 +198,7 @@ def test_a_request_reads_nothing_of_the_environment(
 ) -> None:
     answer = client.call(CHANGE, None, b"tls.server.trustCertPath=/x/${PATH}\n")
     assert answer.code == 1
-    assert "cannot use variables" in (answer.remark or "")
+    assert "must not use variables" in (answer.remark or "")
     assert config(client)["tls.server.trustCertPath"] == ""
 
 
@@ -209,7 +209,7 @@ def test_what_waits_for_the_next_start_is_shown_as_pending_and_not_in_force(
     root = broker.settings.store.root
     answer = client.call(CHANGE, None, b"storePathRootDir=/other\nbrokerClusterName=c2\n")
     assert answer.code == 0
-    assert (answer.remark or "").startswith("kept for the next start: brokerClusterName")
+    assert (answer.remark or "").startswith("in effect at the next start: brokerClusterName")
     shown = config(client)
     assert (shown["storePathRootDir"], shown["sluicePending.storePathRootDir"]) == (root, "/other")
     assert shown["brokerClusterName"] == "DefaultCluster"

@@ -108,7 +108,7 @@ def test_without_balance_everybody_gets_everything(broker: SteppedBroker) -> Non
 def test_members_of_a_lane_share_among_themselves(broker: SteppedBroker) -> None:
     """As for 38: otherwise queues had no reader."""
     clients = join(broker, "1", "2")
-    sharing = broker.core.consumers.sharing
+    sharing = broker.core.consumers.client_ids_sharing_queues
     assert sharing("G", clients[0].peer, None) == ["1", "2"]
 
 

@@ -19,7 +19,7 @@ BREAKS: Final[dict[str, tuple[Callable[[BrokerState], Any], str]]] = {
     "ordered pops": (lambda b: b.order, "run"),
     "epochs": (lambda b: b.epochs, "run"),
     "transaction checks": (lambda b: b.transactions, "run"),
-    "filter watch": (lambda b: b.filter_watch, "run"),
+    "filter watch": (lambda b: b.filter_watch, "survey_if_due"),
     "delay levels": (lambda b: b.delayed.levels, "deliver"),
     "delay level 2": (lambda b: b.delayed.levels, "_deliver_some"),
     "timed messages": (lambda b: b.delayed.timers, "deliver"),

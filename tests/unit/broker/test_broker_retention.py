@@ -240,7 +240,7 @@ def test_sends_are_refused_while_the_disk_is_too_full_and_taken_again_at_once(
     old.clean()
     assert reader.call(310, send_fields(), b"x").code == 0
     assert sample(old, "sluicemq_sends_refused_disk_full") == 0
-    assert sum("sends are refused" in line for line in caplog.messages) == 1
+    assert sum("sends are now refused" in line for line in caplog.messages) == 1
     assert sum("sends are accepted again" in line for line in caplog.messages) == 1
 
 

@@ -39,7 +39,7 @@ def kept(broker: SteppedBroker, group: str = "G", topic: str = "T") -> ConsumerF
 
 
 def saved(broker: SteppedBroker) -> str:
-    broker.core.filters.clean()
+    broker.core.filters.remove_expired()
     broker.core.filters.document.save()
     return broker.files.content(PATH).decode()
 

@@ -46,7 +46,7 @@ def test_a_start_without_room_serves_or_names_path_and_cure(is_new: bool) -> Non
     assert 0 < len(refused) < 8
     for error in refused:
         assert "No space left on device (/store/" in str(error)
-        assert error.fix == "Make room on that disk."
+        assert error.fix == "Free disk space."
 
 
 @pytest.mark.parametrize("blocks", range(12))

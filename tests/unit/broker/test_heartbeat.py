@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from simulation.stepped import SteppedBroker, SteppedClient
-from sluicemq.broker.consume.filters import Watch
+from sluicemq.broker.consume.filters import CompiledSubscription
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
 from sluicemq.wire import bodies
@@ -130,7 +130,7 @@ def test_notices_can_be_switched_off(
 
 
 def expression(broker: SteppedBroker, topic: str = "T") -> str | None:
-    watch = broker.core.consumers.groups["G"].watches.get(topic)
+    watch = broker.core.consumers.groups["G"].subscriptions.get(topic)
     return watch.subscription.expression if watch else None
 
 
@@ -160,7 +160,7 @@ def test_members_with_different_subscriptions_are_named_in_the_log_once(
     for version in range(3):
         beat(client, ("T", "A", version), name="first")
         beat(other, ("T", "B", version), name="second")
-    (record,) = [r for r in caplog.records if "subscribes" in r.message]
+    (record,) = [r for r in caplog.records if "the subscription of" in r.message]
     for part in ("group G", "first", "second", "T: TAG 'A' -> TAG 'B'"):
         assert part in record.message
 
@@ -170,7 +170,7 @@ def test_text_that_a_filter_ignores_is_served_as_in_rocketmq_and_named_in_the_lo
 ) -> None:
     caplog.set_level(logging.WARNING)
     assert check(client, "n > 5 ) garbage", SQL92).code == 0
-    Watch(Subscription("T", "n > 5 ) garbage", SQL92))
+    CompiledSubscription(Subscription("T", "n > 5 ) garbage", SQL92))
     assert "') garbage' is ignored at the end of 'n > 5 ) garbage'" in caplog.text
 
 
@@ -179,7 +179,7 @@ def test_clients_that_agree_are_not_in_the_log(
 ) -> None:
     beat(client, ("T", "A", 1))
     beat(broker.connect(), ("T", "A", 2), name="d")
-    assert "subscribes" not in caplog.text
+    assert "the subscription of" not in caplog.text
 
 
 # -------------------------------------------------------------------------- heartbeat version 2

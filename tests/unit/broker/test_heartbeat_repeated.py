@@ -56,7 +56,7 @@ class World:
         core = self.broker.core
         for group in GROUPS:
             found = core.consumers.groups.get(group)
-            watches = {} if found is None else found.watches
+            watches = {} if found is None else found.subscriptions
             self.seen.append((
                 None if found is None else sorted(found.client_ids),
                 {topic: watch.subscription.expression for topic, watch in watches.items()},
@@ -117,7 +117,7 @@ def test_it_makes_no_difference_whether_heartbeats_are_remembered(
     with pytest.MonkeyPatch.context() as patch:
         for one in history:
             remembering.do(*one)
-            patch.setattr(heartbeat.Heartbeats, "_repeats", lambda *_: False)
+            patch.setattr(heartbeat.HeartbeatHandlers, "_renew_if_repeated", lambda *_: False)
             forgetting.do(*one)
             patch.undo()
     assert remembering.seen == forgetting.seen
@@ -139,7 +139,7 @@ def test_the_second_one_is_known_and_counts(
     body = bodies.encode_heartbeat(beat)
     client.call(34, {}, body)  # the group is made
     settled = client.call(34, {}, body)
-    monkeypatch.setattr(heartbeat.Heartbeats, "_take_in", None)
+    monkeypatch.setattr(heartbeat.HeartbeatHandlers, "_process", None)
     for _ in range(3):
         broker.clock.advance(100)
         answer = client.call(34, {}, body)
@@ -181,7 +181,7 @@ def test_the_quick_way_answers_the_same_and_takes_nothing_else(
 def test_a_heartbeat_of_many_groups_waits_for_its_turn(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    names = [f"G{number}" for number in range(heartbeat.QUICK_GROUPS_MAX + 1)]
+    names = [f"G{number}" for number in range(heartbeat.FAST_PATH_GROUPS_MAX + 1)]
     again = broker.dispatcher.fast_handlers[34]
     for count in (len(names) - 1, len(names)):
         groups = tuple(map(ConsumerData, names[:count]))

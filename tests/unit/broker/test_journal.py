@@ -93,7 +93,7 @@ def test_a_full_disk_refuses_the_change_with_its_reason(
     broker.files.fail_next("write", errno.ENOSPC, path_part="journal", written=written)
     answer = client.call(17, CREATE)
     assert (answer.code, "New" in broker.core.topics) == (14, False)
-    assert "No space left on device. Make room" in (answer.remark or "")
+    assert "No space left on device. Free disk space" in (answer.remark or "")
     assert client.call(17, CREATE | {"topic": "Later"}).code == 0
     after = SteppedBroker(files=broker.files.kill())
     assert ("New" in after.core.topics, "Later" in after.core.topics) == (False, True)

@@ -8,7 +8,7 @@ import pytest
 
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, work
 from simulation.stepped import SteppedBroker, send_fields
-from sluicemq.broker.consume.filter_watch import FilterWatch
+from sluicemq.broker.consume.filter_diagnostics import FilterHandlers
 from sluicemq.broker.lanes import group as lane_departed
 from sluicemq.broker.lanes.places import MOVE_MS
 from sluicemq.broker.lanes.rules import parts_of
@@ -278,7 +278,7 @@ def test_filters_that_roll_are_never_refused_and_what_they_left_waits_for_them(
 ) -> None:
     """One member stays; others come with a subscription that nobody had, change it, go. In the end
     each subscription is back: whatever one of them wanted when it was sent is delivered, once."""
-    monkeypatch.setattr(FilterWatch, "run", lambda _: None)  # figures have tests of their own
+    monkeypatch.setattr(FilterHandlers, "run", lambda _: None)  # figures have tests of their own
     merged = 0
     for seed in range(max(SEEDS // 45, 1)):
         world = World(seed, contract)

@@ -137,7 +137,7 @@ def test_a_connection_that_breaks_takes_its_pulls_with_it() -> None:
     for _ in range(3):
         polls.park(gone)
     polls.park(there)
-    polls.polls.disconnect(gone)
+    polls.polls.remove_connection(gone)
     assert len(polls.polls) == 1
     polls.polls.wake("T", 0, 6)
     assert polls.written == [(there, b"found")]

@@ -267,7 +267,7 @@ def test_a_broker_that_clients_cannot_find_or_use_is_not_ready(
     assert find_readiness_problems(broker.core, registration) == []  # type: ignore[arg-type]
     known.failures = 1
     assert "registration" in find_readiness_problems(broker.core, registration)[0]  # type: ignore[arg-type]
-    monkeypatch.setattr(type(broker.store.retention), "is_refusing", True)
+    monkeypatch.setattr(type(broker.store.retention), "is_refusing_sends", True)
     assert "disk is full" in find_readiness_problems(broker.core, registration)[0]  # type: ignore[arg-type]
 
 

@@ -6,7 +6,12 @@ import random
 import pytest
 
 from simulation.stepped import SteppedBroker, SteppedClient
-from sluicemq.broker.consume.notices import BURST, RATE, WAIT_S_MAX, Notices
+from sluicemq.broker.consume.notices import (
+    NOTICES_BURST,
+    NOTICES_PER_SECOND,
+    WAIT_S_MAX,
+    GroupChangeNotices,
+)
 from sluicemq.model.subscription import Subscription
 from sluicemq.wire import bodies
 
@@ -79,12 +84,15 @@ def test_300_members_that_join_or_leave_cost_few_notices(period_s: float, leaves
             group.wait(period_s)
     changed_s = group.now_s - period_s
     group.wait(WAIT_S_MAX + SWEEP_S)
-    assert group.count <= BURST + RATE * (size * period_s + WAIT_S_MAX + SWEEP_S) + size
+    assert (
+        group.count
+        <= NOTICES_BURST + NOTICES_PER_SECOND * (size * period_s + WAIT_S_MAX + SWEEP_S) + size
+    )
     assert all(group.heard_s[name][-1] >= changed_s for name in group.members)
     counted = group.count
     group.wait(5)
     assert group.count == counted, "nothing has changed since"
-    assert not group.broker.core.consumers.notices._groups, "an idle group takes no memory"
+    assert not group.broker.core.consumers.notices._budgets, "an idle group takes no memory"
 
 
 def test_the_members_of_a_small_group_hear_of_each_change_at_once() -> None:
@@ -136,18 +144,18 @@ def test_changes_that_wait_are_told_to_the_members_of_all_of_them() -> None:
         return 1000
 
     clock = group.broker.clock
-    notices = Notices(clock, send)
-    notices.changed("G", {"a"})
+    notices = GroupChangeNotices(clock, send)
+    notices.notify_change("G", {"a"})
     for keys in ({"b"}, {"c"}):
-        notices.changed("G", keys)
-    notices.changed("H", {"x"})
-    notices.run()
+        notices.notify_change("G", keys)
+    notices.notify_change("H", {"x"})
+    notices.send_due()
     assert told == [("G", {"a"}), ("H", {"x"})]
     clock.advance(WAIT_S_MAX + 0.01)
-    notices.run()
+    notices.send_due()
     assert told[2:] == [("G", {"b", "c"})]
     for keys in ({"b"}, None, {"c"}):
-        notices.changed("G", keys)
+        notices.notify_change("G", keys)
     clock.advance(WAIT_S_MAX + 0.01)
-    notices.run()
+    notices.send_due()
     assert told[3:] == [("G", None)]

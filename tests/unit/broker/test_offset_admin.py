@@ -284,7 +284,7 @@ def test_correction_is_the_least_offset_of_the_groups_that_count(stocked: Steppe
 
 
 def test_the_units_of_a_queue_can_be_read(stocked: SteppedClient) -> None:
-    stocked.call(SEND, send_fields(properties="TAGS\x01red\x02"), b"tagged")
+    stocked.call(SEND, send_fields(properties="TAGS\x01red\x02"), b"select_tagged")
     answer = stocked.call(UNITS, {"topic": "T", "queueId": 0, "index": 8, "count": 100})
     found = bodies.decode_queue_units(answer.body)
     assert (found.offset_min, found.offset_max) == (0, 11)

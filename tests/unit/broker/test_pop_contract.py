@@ -67,7 +67,7 @@ def test_members_may_pop_different_topics(broker: SteppedBroker, client: Stepped
     one, two = member(broker, "one", A), member(broker, "two", {"U": (TAG, "B")})
     assert pop(one).code == TIMEOUT
     assert pop(two, topic="U").code == TIMEOUT
-    assert broker.core.contracts.refused == {}
+    assert broker.core.contracts.refusals == {}
 
 
 def test_a_member_alone_may_change_its_mind(broker: SteppedBroker, client: SteppedClient) -> None:
@@ -88,7 +88,7 @@ def test_the_next_filter_holds_when_nobody_wants_the_first(
     fill(client, 2, tags="AB")
     one.change(B, 2)
     assert numbers(pop(two)) == [1]
-    assert not broker.core.contracts.refused
+    assert not broker.core.contracts.refusals
 
 
 @pytest.mark.parametrize("way", ["said", "broken"])
@@ -146,6 +146,6 @@ def test_what_is_pulled_in_lanes_is_not_popped(
 def test_what_is_kept_of_a_topic_goes_with_it(broker: SteppedBroker, client: SteppedClient) -> None:
     one = member(broker, "one", A)
     pop(one)
-    assert broker.core.contracts.popped_by
+    assert broker.core.contracts.pop_filters
     broker.core.offsets.forget(topic="T")
-    assert not broker.core.contracts.popped_by
+    assert not broker.core.contracts.pop_filters

@@ -187,7 +187,7 @@ def test_only_so_many_wait_in_all(broker: SteppedBroker) -> None:
 
 
 def test_what_the_broker_has_no_room_for_is_told_so(broker: SteppedBroker) -> None:
-    broker.core.polls.size_max = 1
+    broker.core.polls.parked_max = 1
     waiting = [Waiting(broker, consumerGroup=group) for group in "GH"]
     assert [one.answer and one.answer.code for one in waiting] == [None, FULL]
     assert fields_of(Waiting(broker, NOTIFY).answer)["pollingFull"] == "true"

@@ -114,13 +114,18 @@ def test_the_quick_way_answers_as_the_usual_one(
     delivered, sums = core.delivered["T", "G"], []
 
     def counts() -> list[int]:
-        return [delivered.messages_out, delivered.bytes_out, delivered.filtered, core.pull.found]
+        return [
+            delivered.messages_out,
+            delivered.bytes_out,
+            delivered.filtered_count,
+            core.pull.found_count,
+        ]
 
     begin = counts()
-    taken = core.pull.pull_quick(orjson.loads(encode(command)[8:]), b"", client.peer)
+    taken = core.pull.pull_fast_path(orjson.loads(encode(command)[8:]), b"", client.peer)
     assert bool(taken) == is_taken
     sums.append([now - before for now, before in zip(counts(), begin, strict=True)])
-    kept = dict(delivered.pulled), core.offsets.snapshot()
+    kept = dict(delivered.fetched_offsets), core.offsets.snapshot()
     if not is_taken:
         assert sums == [[0, 0, 0, 0]]
         return
@@ -129,7 +134,7 @@ def test_the_quick_way_answers_as_the_usual_one(
     sums.append([now - before for now, before in zip(counts(), begin, strict=True)])
     assert taken == answer
     assert sums[0] == sums[1]
-    assert kept == (delivered.pulled, core.offsets.snapshot())
+    assert kept == (delivered.fetched_offsets, core.offsets.snapshot())
 
 
 def test_an_ordinary_pull_is_limited_to_32_messages_and_256_kib(client: SteppedClient) -> None:
@@ -179,7 +184,7 @@ def test_who_never_commits_is_given_each_match_once_and_looks_at_each_message_on
         looked.append(len(units) // UNIT_BYTES)
         return tagged(units, *rest)
 
-    monkeypatch.setattr(bulk, "tagged", count)
+    monkeypatch.setattr(bulk, "select_tagged", count)
     expression, found, offset, pulls = "A" if kind == "TAG" else "TAGS = 'A'", [], 0, 0
     while offset < 3000:
         asked = pull_fields(
@@ -192,7 +197,7 @@ def test_who_never_commits_is_given_each_match_once_and_looks_at_each_message_on
     # Who says nothing of its span may have the default of Java's, 2,000: it has asked for patience.
     assert pulls <= (30 // 4 + 3 if fields else 30)
     delivered = broker.core.delivered["T", "G"]
-    assert delivered.filtered + delivered.messages_out == 3000
+    assert delivered.filtered_count + delivered.messages_out == 3000
     assert sum(looked) == (3000 if kind == "TAG" else 0)
     assert broker.store.columns.rows_decoded <= 3000
 
@@ -283,7 +288,7 @@ def test_a_large_answer_leaves_in_pieces(
     fill(client, 100, body=bytes(1000))
     many = pull_fields(maxMsgNums=10_000, sluiceBulk="true", maxMsgBytes=8 << 20)
     joined = client.call(11, many)
-    monkeypatch.setattr(pull, "PIECES_BYTES_MIN", 1)
+    monkeypatch.setattr(pull, "UNJOINED_BYTES_MIN", 1)
     written: list[int] = []
     if takes_pieces:
 
@@ -433,8 +438,8 @@ def test_sql92_of_the_group_and_its_mistakes(client: SteppedClient) -> None:
 def test_filtered_messages_are_counted(broker: SteppedBroker, client: SteppedClient) -> None:
     fill(client, 6, tags="AB")
     client.call(11, pull_fields(subscription="A"))
-    delivered = broker.core.pull.delivered["T", "G"]
-    assert (delivered.messages_out, delivered.filtered) == (3, 3)
+    delivered = broker.core.pull.deliveries["T", "G"]
+    assert (delivered.messages_out, delivered.filtered_count) == (3, 3)
 
 
 # ------------------------------------------------------------------------------------ waiting
@@ -477,7 +482,7 @@ def test_a_producer_has_its_answer_before_a_crowd_looks(broker: SteppedBroker) -
     producer = broker.connect()
     order: list[object] = []
     for one in (producer, *consumers):
-        one.peer.carry(Noting(one, order))
+        one.peer.set_transport(Noting(one, order))
     producer.feed(producer.request(310, send_fields(), b"x"))
     broker.step()
     assert order[0] is producer

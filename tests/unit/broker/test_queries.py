@@ -126,6 +126,6 @@ def test_groups_lock_apart(broker: SteppedBroker) -> None:
     locks = broker.core.locks
     assert locks.lock("G", "a", QUEUES[:1])
     assert locks.lock("H", "b", QUEUES[:1])
-    assert locks.holds_any("G")
+    assert locks.is_locked("G")
     locks.unlock("G", "a", QUEUES[:1])
-    assert not locks.holds_any("G")
+    assert not locks.is_locked("G")

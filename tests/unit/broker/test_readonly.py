@@ -191,8 +191,8 @@ def tear(files: CrashableFiles, path: str, data: bytes) -> int:
     ("put", "text"),
     [
         ([], "does not exist"),
-        (["/store/x"], "holds commitlog, consumequeue and config"),
-        (["/store/inner/commitlog/00000000000000000000"], "Name /store/inner"),
+        (["/store/x"], "contains commitlog"),
+        (["/store/inner/commitlog/00000000000000000000"], "Specify /store/inner"),
     ],
     ids=["missing", "something else", "one level up"],
 )

@@ -554,3 +554,26 @@ def test_a_stop_right_after_a_start_repeats_nothing(
         broker = restarted(broker)
     broker.run(60.0)
     assert bodies(broker) == due
+
+
+def test_messages_that_come_while_their_second_is_loaded_are_delivered_once(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    for number in range(300):  # more than one step loads
+        send(client, 60_250, f"A{number}")
+    send(client, 61_250, "B")
+    broker.run(1.0)
+    loading = broker.core.delayed.timers._load_until(START_MS + 62_000)
+    next(loading)
+    for name, due_ms in (("C", 61_500), ("D", 61_600), ("E", 61_700)):
+        send(client, due_ms, name)
+    broker.settle()
+    for _ in loading:
+        pass
+    broker.run(62.0)
+    assert [due_ms for due_ms in bodies(broker) if due_ms > 61_000] == [
+        61_250,
+        61_500,
+        61_600,
+        61_700,
+    ]

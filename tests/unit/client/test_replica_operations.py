@@ -102,7 +102,7 @@ def test_a_switch_is_asked_of_the_master_and_an_election_of_the_replica() -> Non
     refused = answers | {(A, Code.SLUICE_SWITCH_MASTER): Command(1, remark="2 is not in sync.")}
     with pytest.raises(RequestError, match="2 is not in sync"):
         run(switch_master(directory(), to=2), brokers, refused)
-    with pytest.raises(ConfigurationError, match="no living replica 5"):
+    with pytest.raises(ConfigurationError, match="has no replica 5 that responds"):
         run(elect_master(directory(), 5), brokers, answers)
     with pytest.raises(ConfigurationError, match="no master"):
         run(switch_master(directory()), {"b": {1: JAVA}}, {})

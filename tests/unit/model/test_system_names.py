@@ -16,10 +16,11 @@ from sluicemq.client.admin.groups import QueueLag
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.console.pages import groups as groups_page
 from sluicemq.console.pages import topics as topics_page
+from sluicemq.model.system_names import revealed_names
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.mqadmin import exports
 from sluicemq.pipelines import audit, tables
-from sluicemq.spark.sources.offsets import Topics as SparkTopics
+from sluicemq.spark.sources.offsets import TopicSelection
 
 CLUSTER, BROKER = "East", "broker-a"
 NAMED_BY_CLUSTER = CLUSTER, BROKER, f"{CLUSTER}_REPLY_TOPIC"
@@ -149,13 +150,12 @@ def test_topics_of_the_console() -> None:
 
 
 def test_a_pattern_of_the_spark_source() -> None:
-    assert set(SparkTopics(pattern=".*").found(Admin())) == set(USERS_TOPICS)  # type: ignore[arg-type]
-    assert SparkTopics(pattern="%.*").found(Admin()) == list(GROUPS_TOPICS)  # type: ignore[arg-type]
+    assert set(TopicSelection(pattern=".*").resolve(Admin())) == set(USERS_TOPICS)  # type: ignore[arg-type]
+    assert TopicSelection(pattern="%.*").resolve(Admin()) == list(GROUPS_TOPICS)  # type: ignore[arg-type]
 
 
 def test_topics_that_sluice_sql_offers() -> None:
-    known = [name for name in ALL_TOPICS if name not in NAMED_BY_CLUSTER]
-    offered = tables._unknown_topic("qqqqqqq", known).fix
+    offered = tables._unknown_topic("qqqqqqq", ALL_TOPICS).fix
     assert set(offered.removeprefix("There are: ").rstrip(".").split(", ")) == set(USERS_TOPICS)
 
 
@@ -187,3 +187,8 @@ def test_mqadmin_exports_the_groups_that_rocketmqs_exports() -> None:
     session = SimpleNamespace(admin=Admin())
     exported = exports._groups(session, "")  # type: ignore[arg-type]
     assert list(exported) == [*TOOLS_HIDE_GROUPS, *USERS_GROUPS]
+
+
+def test_system_topics_reveal_their_cluster_and_broker() -> None:
+    assert revealed_names(ALL_TOPICS) == {CLUSTER, BROKER}
+    assert revealed_names(USERS_TOPICS) == set()

@@ -365,14 +365,14 @@ def test_the_configuration_is_shown_changed_and_written(ask: Ask, parts: Request
 
 def test_a_change_for_the_next_start_is_pending_until_then(ask: Ask, parts: Requests) -> None:
     port = parts.config.listen_port
-    assert ask(318, None, b"listenPort=1\n").remark == "kept for the next start: listenPort"
+    assert ask(318, None, b"listenPort=1\n").remark == "in effect at the next start: listenPort"
     assert parts.config.listen_port == port
     body = ask(319).body
     assert f"\nlistenPort={port}\n".encode() in body
     assert b"\nsluicePending.listenPort=1\n" in body
     refused = ask(318, None, b"tls.server.certPath=${PATH}")
     assert refused.code == 1
-    assert "cannot use variables" in (refused.remark or "")
+    assert "must not use variables" in (refused.remark or "")
     assert b"PATH" not in ask(319).body
 
 

@@ -316,7 +316,7 @@ def test_connections_end_where_the_descriptors_of_the_store_begin(
         async with serving(Dispatcher({1: ok})) as server:
             first, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
             number = writer.get_extra_info("socket").fileno()
-            monkeypatch.setattr(descriptors, "sockets_end", lambda: number)
+            monkeypatch.setattr(descriptors, "socket_descriptor_end", lambda: number)
             other, other_writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
             assert await is_closed(other)
             monkeypatch.undo()
@@ -329,5 +329,5 @@ def test_connections_end_where_the_descriptors_of_the_store_begin(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(scenario())
-    assert "open files already" in caplog.text
+    assert "open files is reserved for the store" in caplog.text
     assert "ulimit -n" in caplog.text

@@ -127,7 +127,7 @@ def test_a_consumer_is_told_what_its_group_says() -> None:
         assert settings.backoff_policy.max_attempts == 5
         assert len(settings.backoff_policy.customized_backoff.next) == 18
         (member,) = members(proxy, "g")
-        assert member.wanted["orders"].tags == {"a", "b"}
+        assert member.subscriptions["orders"].tags == {"a", "b"}
 
     run(scene)
 

@@ -150,7 +150,7 @@ def test_the_contexts_have_java_s_setters() -> None:
     ],
 )
 @pytest.mark.parametrize(
-    ("given", "fix"), [([mq.Message("t", b"x")], "Only `send` takes several"), ("t", "Give a M")]
+    ("given", "fix"), [([mq.Message("t", b"x")], "Only `send` takes several"), ("t", "Pass a M")]
 )
 def test_what_is_no_single_message_is_refused_with_the_reason(
     call: Any, name: str, given: Any, fix: str

@@ -36,7 +36,7 @@ def test_some_lost_rows_are_said_also_where_others_match() -> None:
 
 def test_a_property_that_is_never_there_counts_where_nothing_matches() -> None:
     (one,) = found("Latitude > 40.0")
-    assert "Is it latitude?" in one
+    assert "Did you mean 'latitude'?" in one
     assert found("flag IS NULL") == []
     assert found("latitude > 40", []) == []
 

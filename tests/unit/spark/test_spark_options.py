@@ -106,7 +106,7 @@ def test_tag_expressions_that_mean_what_they_look_like_are_taken(text: str) -> N
         ({"endingOffsets": "latest", "endingTimestamp": "5"}, "given together"),
         ({"securityToken": "t"}, "without 'accessKey'"),
         ({"tls.verify": "none"}, "'tls.verify' is given, but TLS is not switched on"),
-        ({"tls.serverName": "x", "tls.keyPassword": "p"}, "nothing switches TLS on.*tls=true"),
+        ({"tls.serverName": "x", "tls.keyPassword": "p"}, "TLS is not switched on.*tls=true"),
     ],
 )
 def test_options_that_take_away_each_others_effect_are_refused(

@@ -187,7 +187,7 @@ def test_no_work_a_message_between_socket_and_batch(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(reader, "BulkReader", OneChunk)
     everything = ",".join((*BASE_TYPES, "prop:n:int", "prop:n:double as x", "prop:none"))
-    wanted = plan(everything, tags=None)
+    wanted = plan(everything, exact_tags=None)
 
     def read(count: int) -> int:
         return sum(batch.num_rows for batch in reader.read_range(wanted, partition(0, count)))

@@ -129,7 +129,7 @@ def test_a_request_for_nothing_is_left_out(name: str, value: str) -> None:
         ("TIMER_DELAY_MS", "5", "delay_ms"),
         ("TIMER_DELIVER_MS", str(NOW_MS + 1), "deliver_at"),
         ("TIMER_DELIVER_MS", "soon", "deliver_at"),
-        ("TRAN_MSG", "true", "Leave the property out"),
+        ("TRAN_MSG", "true", "Remove the property"),
     ],
 )
 def test_a_request_that_was_not_carried_out_is_refused(name: str, value: str, column: str) -> None:
@@ -227,7 +227,9 @@ def test_rows_of_a_broker_of_another_cluster_stay_together_and_do_not_all_go_to_
     ]
     assert set(found) == {"broker-a", "broker-b", "broker-c"}
     assert select_queue_by_id(QUEUES, Destination("T", 1)).broker == "broker-a"
-    with pytest.raises(RouteNotFoundError, match=r"has no queue 7.*writable queues are: 0, 1"):
+    with pytest.raises(
+        RouteNotFoundError, match=r"has no writable queue 7.*writable queues are: 0, 1"
+    ):
         select_queue_by_id(QUEUES, Destination("T", 7, None, "broker-a"))
 
 

@@ -345,7 +345,7 @@ def test_bodies_are_checked_when_asked_for(copy: Path) -> None:
         ({"nameServers": "localhost:9876"}, ConfigurationError, "unknown option 'nameServers'"),
         ({"filter__tag": "A"}, ConfigurationError, r"Did you mean 'filter.tags'\?"),
         ({"columns": "bdy"}, ConfigurationError, "Did you mean 'body'"),
-        ({"commitLogPath": "/a,/b"}, ConfigurationError, "bring the files into one"),
+        ({"commitLogPath": "/a,/b"}, ConfigurationError, "copy its files into one"),
         ({"path": "hdfs://cluster/store"}, ConfigurationError, "mount it"),
         ({"path": "/nowhere/at/all"}, StoreError, "does not exist"),
     ],

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
-from sluicemq.files import PASSING_ERRORS
+from sluicemq.files import TRANSIENT_ERRORS
 
-PASSING = sorted(PASSING_ERRORS)
+PASSING = sorted(TRANSIENT_ERRORS)
 
 
 def names(numbers: Any) -> list[str]:

@@ -418,7 +418,9 @@ def test_large_step_back_of_the_clock_is_followed_and_told(bench: Any, caplog: A
     bench.send(b"x")
     first, second = (m.store_time_ms for m in bench.messages())
     assert second == first - 90_000
-    assert f"to {second} ms, but the newest message was stored at {first} ms" in caplog.text
+    assert (
+        f"went back to {second} ms, but the newest message was stored at {first} ms" in caplog.text
+    )
 
 
 def test_a_turn_ends_where_the_log_does(bench: Any) -> None:

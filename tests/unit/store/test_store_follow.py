@@ -125,7 +125,7 @@ def test_an_empty_store_begins_at_any_file(bench: Any) -> None:
     assert following.is_empty
     with pytest.raises(StoreError, match="ends at 0"):
         following.append(start + 5, b"x")
-    following.append(start, master.view_log(start, 300))
+    following.append(start, master.read_log(start, 300))
     assert (slave.store.log_start, following.end, following.is_empty) == (
         start,
         start + 300,
@@ -177,10 +177,10 @@ def test_a_truncated_store_is_empty_and_begins_again(bench: Any) -> None:
     following.dispatch(None)
     following.truncate(0)
     assert (following.end, following.is_empty, slave.store.queues()) == (0, True, [])
-    following.append(4096, master.view_log(4096, 4096))
+    following.append(4096, master.read_log(4096, 4096))
     following.truncate(4096)
     assert following.is_empty
-    following.append(8192, master.view_log(8192, 4096))
+    following.append(8192, master.read_log(8192, 4096))
     following.dispatch(None)
     store = slave.reopen(kill=True)
     assert (store.log_start, store.written_offset) == (8192, 12288)
@@ -296,7 +296,7 @@ def test_a_queue_whose_messages_have_expired_goes_on_at_a_slave(bench: Any, kill
     units = expired_units(bench.files, "/store/consumequeue", 400, master.log_start)
     assert [unit[:3] for unit in units] == [("Old", 0, 9)]
     slave, following = follower(bench)
-    following.append(master.log_start, master.view_log(master.log_start, 100))
+    following.append(master.log_start, master.read_log(master.log_start, 100))
     for unit in units:
         slave.store.begin_queue(*unit)
         slave.store.begin_queue(*unit)

@@ -128,7 +128,7 @@ def test_ordinary_pull_of_what_is_in_memory_gets_32_messages_or_256_kib(bench: A
 
 
 @pytest.mark.parametrize(
-    ("settings", "is_sluice_client", "count"),
+    ("settings", "is_ours", "count"),
     [
         ({}, False, 32),
         ({}, True, 256),
@@ -143,12 +143,12 @@ def test_ordinary_pull_of_what_is_in_memory_gets_32_messages_or_256_kib(bench: A
     ],
 )
 def test_the_reader_and_not_the_number_asked_for_decides_the_count_of_an_answer(
-    bench: Any, settings: dict[str, int], is_sluice_client: bool, count: int
+    bench: Any, settings: dict[str, int], is_ours: bool, count: int
 ) -> None:
     store = bench.open(commit_log_file_bytes=1 << 24, **settings)
     bench.send(*[b"x"] * 300)
     for asked in (1, count - 1, count, count + 1, 1000):
-        result = store.reader.read("T", 0, 0, asked, is_sluice_client=is_sluice_client)
+        result = store.reader.read("T", 0, 0, asked, is_sluice_client=is_ours)
         assert found(result) == list(range(min(asked, count))), asked
 
 

@@ -113,7 +113,7 @@ class Queries:
             return _refused(
                 ResponseCode.SYSTEM_ERROR, f"topic {topic.name} has no queue {queue_id}"
             )
-        self.consumers.commit(
+        self.consumers.commit_offset(
             header.group, peer, command.fields, topic.name, queue_id, header.commit_offset
         )
         return Command(ResponseCode.SUCCESS, {})

@@ -115,7 +115,7 @@ class Statistics:
                 continue
             for group in groups:
                 online = self.consumers.groups.get(group)
-                if group in self.groups and (online is None or name in online.watches):
+                if group in self.groups and (online is None or name in online.subscriptions):
                     found.setdefault(group, []).append(name)
         return found
 
@@ -148,7 +148,7 @@ class Statistics:
                 {
                     "clientId": member.client_id,
                     "language": member.language,
-                    "lastUpdateTimestamp": started_ms + round(member.seen_s * 1000),
+                    "lastUpdateTimestamp": started_ms + round(member.heartbeat_s * 1000),
                     "remoteIP": f"/{member.peer.remote}",
                     "version": member.version,
                 }
@@ -167,7 +167,7 @@ class Statistics:
 
     def subscription(self, header: TopicGroupRequest, command: Command, peer: Peer) -> Command:
         """345: nothing of a group that is offline."""
-        watch = self.consumers.watch(header.group, header.topic)
+        watch = self.consumers.find_subscription(header.group, header.topic)
         body: dict[str, Any] = {"group": header.group, "topic": header.topic}
         if watch is not None:
             body["subscriptionData"] = bodies.subscription_object(watch.subscription)

@@ -21,7 +21,7 @@ from sluicemq.acl.loading import RuleSource
 from sluicemq.broker.admin.retention import GroupWatch
 from sluicemq.broker.consume.clients import Consumers, Member, Producers
 from sluicemq.broker.consume.longpoll import LongPolls
-from sluicemq.broker.consume.pull import Pull
+from sluicemq.broker.consume.pull import PullHandlers
 from sluicemq.broker.group_commit import LATENCY_BOUNDS_S, GroupCommit
 from sluicemq.broker.offsets import Offsets, UnfinishedMessages
 from sluicemq.broker.produce.send import Send
@@ -179,7 +179,7 @@ class RuntimeInfo:
 
     topics: Topics
     send: Send
-    pull: Pull
+    pull: PullHandlers
     polls: LongPolls
     group_commit: GroupCommit
     store: Store
@@ -200,21 +200,21 @@ class RuntimeInfo:
                 found["BROKER_PUT_NUMS "] += topic.messages_in
                 found[f"TOPIC_PUT_NUMS {topic.name}"] = topic.messages_in
                 found[f"TOPIC_PUT_SIZE {topic.name}"] = topic.bytes_in
-        for (name, group), delivered in self.pull.delivered.items():
+        for (name, group), delivered in self.pull.deliveries.items():
             if delivered.messages_out:
                 found["BROKER_GET_NUMS "] += delivered.messages_out
                 found[f"GROUP_GET_NUMS {name}@{group}"] = delivered.messages_out
                 found[f"GROUP_GET_SIZE {name}@{group}"] = delivered.bytes_out
-            if delivered.acknowledged:
-                found["BROKER_ACK_NUMS "] += delivered.acknowledged
-                found[f"GROUP_ACK_NUMS {name}@{group}"] = delivered.acknowledged
-            if delivered.sent_back:
-                found[f"SNDBCK_PUT_NUMS {name}@{group}"] = delivered.sent_back
+            if delivered.acknowledged_count:
+                found["BROKER_ACK_NUMS "] += delivered.acknowledged_count
+                found[f"GROUP_ACK_NUMS {name}@{group}"] = delivered.acknowledged_count
+            if delivered.sent_back_count:
+                found[f"SNDBCK_PUT_NUMS {name}@{group}"] = delivered.sent_back_count
         return found
 
     def counters(self) -> dict[str, int]:
         """The counters that rates and day sums are made of; sampled once a second."""
-        found = {"found": self.pull.found, "miss": self.pull.missed}
+        found = {"found": self.pull.found_count, "miss": self.pull.missed_count}
         put, put_bytes = self.topics.deleted_topic_totals
         for topic in self.topics:
             put += topic.messages_in
@@ -222,7 +222,7 @@ class RuntimeInfo:
             if topic.messages_in:
                 found[f"in:{topic.name}"] = topic.messages_in
         got = 0
-        for (name, group), delivered in self.pull.delivered.items():
+        for (name, group), delivered in self.pull.deliveries.items():
             got += delivered.messages_out
             found[f"out:{name}@{group}"] = delivered.messages_out
         return found | {"put": put, "put_bytes": put_bytes, "get": got}
@@ -391,7 +391,7 @@ class Admin:
         if not names:
             names = self.offsets.topics_of(header.group)
             group = self.consumers.groups.get(header.group)
-            names |= set(group.watches) if group is not None else set()
+            names |= set(group.subscriptions) if group is not None else set()
         stats = self.progress(header.group, sorted(names))
         return Command(ResponseCode.SUCCESS, body=bodies.encode_consume_stats(stats))
 
@@ -424,7 +424,7 @@ class Admin:
     def groups_of_topic(self, header: TopicRequest, command: Command, peer: Peer) -> Command:
         """300: groups that subscribe to the topic now or have offsets of it."""
         name = header.topic
-        groups = self.consumers.groups_of(name) | self.offsets.groups_of(name)
+        groups = self.consumers.groups_subscribed_to(name) | self.offsets.groups_of(name)
         return Command(ResponseCode.SUCCESS, body=bodies.encode_group_list(sorted(groups)))
 
     # -------------------------------------------------------------------------------- clients
@@ -444,7 +444,7 @@ class Admin:
             group.consume_type,
             group.message_model,
             group.consume_from_where,
-            {topic: watch.subscription for topic, watch in group.watches.items()},
+            {topic: watch.subscription for topic, watch in group.subscriptions.items()},
         )
         return Command(ResponseCode.SUCCESS, body=bodies.encode_consumer_connections(answer))
 

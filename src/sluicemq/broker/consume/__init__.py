@@ -1,1 +1,1 @@
-"""What consumers ask for: who they are, messages that they pull, how far they are."""
+"""Requests of consumers: heartbeats and groups, pulls, filters, queue locks and offsets."""

@@ -1,11 +1,11 @@
-"""A process of its own that makes the files of property columns, so that nobody waits for it.
+"""A separate process that writes the files of property columns, so that no request waits for it.
 
-Decoding a block of 65,536 messages takes some 100 ms of computing. In a thread of the broker that
-time would be shared with the loop by way of the interpreter's lock, and whoever sends meanwhile
-waits. The helper has an interpreter and a core of its own, gives way to others (nice), and does
-what `store.columns.seal` says. It lives as long as it is in use.
+Decoding a block of 65,536 messages takes about 100 ms of computing. On a thread of the broker, that
+time would be shared with the event loop by the interpreter's lock (GIL), and producers would wait.
+The process has an interpreter and a core of its own, runs with a low priority (nice), and does what
+`store.columns.file.serve` describes. It ends after IDLE_S without a job.
 
-Run by the broker: `python -m sluicemq.broker.consume.columns_helper`.
+The broker runs it as `python -m sluicemq.broker.consume.columns_helper NICE`.
 """
 
 import json
@@ -22,12 +22,18 @@ if TYPE_CHECKING:
 
 
 MODULE: Final = "sluicemq.broker.consume.columns_helper"
+"""The name under which the process runs this module."""
 NICE: Final = 15
+"""The default value that is added to the niceness of the process."""
 IDLE_S: Final = 60.0
+"""The process ends after it has been idle for this time in seconds."""
 
 
 class SealingProcess:
-    """The broker's side: a `store.columns.seal.Sealer`. One job at a time, in any thread."""
+    """The broker's side of the process: a `store.columns.file.Sealer`.
+
+    It runs one job at a time. Jobs may be started on any thread.
+    """
 
     def __init__(self, nice: int = NICE) -> None:
         self._nice = nice
@@ -37,7 +43,11 @@ class SealingProcess:
         self._used_s = 0.0
 
     def seal(self, job: "Job", units: Sequence[bytes]) -> tuple[str, int]:
-        """The file's name and size. Raises OSError; then there is no file."""
+        """Write the file of a block in the process, which is started if necessary.
+
+        `units` are the units of the block. Return the name and the size in bytes of the file.
+        Raises OSError if the process fails; there is no file then.
+        """
         with self._lock:
             self._is_used = True
             try:
@@ -62,21 +72,22 @@ class SealingProcess:
             except OSError:
                 self._stop()
                 raise
-            found = json.loads(answer) if answer else {}
-            if "name" in found:
-                return found["name"], found["size"]
-            ended = f"the process that makes property columns ended ({process.poll()})"
+            outcome = json.loads(answer) if answer else {}
+            if "name" in outcome:
+                return outcome["name"], outcome["size"]
+            ended = f"The process that writes property columns ended (exit code {process.poll()})."
             self._stop()
-            raise OSError(found.get("error", ended))
+            raise OSError(outcome.get("error", ended))
 
     def rest(self, now_s: float) -> None:
-        """End the process when it has had nothing to do for a while."""
+        """End the process if it has had no job for IDLE_S. The owner calls it between jobs."""
         if self._is_used:
             self._is_used, self._used_s = False, now_s
         elif self._process is not None and now_s > self._used_s + IDLE_S:
             self.close()
 
     def close(self) -> None:
+        """End the process; the next job starts another one."""
         with self._lock:
             self._stop()
 

@@ -1,22 +1,26 @@
-"""The SQL92 expressions of consumer groups and their file (config/consumerFilter.json).
+"""The SQL92 expressions of consumer groups and their file, config/consumerFilter.json.
 
-An expression is kept while its group is away, and across restarts, so that a RocketMQ broker that
-opens the store knows it too. The rules are RocketMQ's (spec/filter.md §4, spec/store.md §11):
+An expression is kept while its group is disconnected, and across restarts, so that a RocketMQ
+broker that opens the store knows it too. The rules are RocketMQ's (spec/filter.md §4, spec/store.md
+§11):
 
-    a heartbeat names it      new: compiled and kept, from now on; the same: alive again; another of
-                              a later client: compiled anew, or forgotten when it does not compile
-    a heartbeat lacks it      dead, as is everything of a group whose last member leaves
-    loaded from the file      dead: since 30 s before the start, or since it was made
-    dead for a day            forgotten (filterDataCleanTimeSpan)
+    a heartbeat names it      a new expression is compiled and kept. The same expression becomes
+                              alive again. Another expression with a newer version replaces it, or
+                              removes it if the new one does not compile.
+    a heartbeat lacks it      it becomes dead, as do all expressions of a group whose last member
+                              leaves
+    loaded from the file      it is dead, since 30 s before the start or since it was made
+    dead for a day            it is removed (filterDataCleanTimeSpan)
 
-Pulls do not ask here: the group's subscription, with its compiled filter, comes with its heartbeats
-(`clients.py`). Those that name an expression themselves, and pops, get the filter of
+Pulls do not read this table: the subscription of the group, with its compiled filter, comes from
+its heartbeats (`clients.py`). Pulls that bring an expression themselves, and pops, use
 `RequestFilters`.
 
-With filter bitmaps switched on, a Java broker keeps for each message a Bloom filter of the groups
-whose expression it matches. The places of a group's bits are part of the file (spec/store.md §3.2);
-a broker that finds another number of them there drops the whole file. So we write what it would:
-murmur3 (128 bits, x64, seed 0) of `group#topic` gives two numbers, their sums give the places.
+If filter bitmaps are enabled, a Java broker stores a Bloom filter for each message, with the groups
+whose expression it matches. The bit indices of a group are part of the file (spec/store.md §3.2),
+and a broker that finds another number of them drops the whole file. So the file contains the
+indices that a Java broker would write: murmur3 (128 bits, x64, seed 0) of `group#topic` gives two
+numbers, whose sums give the indices.
 """
 
 import dataclasses
@@ -45,30 +49,39 @@ from sluicemq.wire.tables import (
 log = logging.getLogger(__name__)
 
 DEAD_BEFORE_START_MS: Final = 30_000
+"""Expressions that were alive in the file are dead since this time before the start."""
 FILTERS_BYTES_MAX: Final = 32 << 20
+"""The limit of the compiled filters that `RequestFilters` caches, in bytes."""
 TABLE_BYTES_MAX: Final = 16 << 20
-"""Of the expressions that are kept for their file, with those of groups that are away."""
+"""The limit of the table of expressions in bytes, including those of disconnected groups."""
 ENTRY_BYTES: Final = 500
+"""The estimated bytes of one entry of the table besides its expression."""
 
 
-def filter_bytes(kind: str, expression: str) -> int:
-    """Return about how many bytes the compiled filter of an expression takes: of SQL92 85 for each
-    character of conditions with long texts, 280 of the shortest conditions."""
+def estimate_filter_bytes(kind: str, expression: str) -> int:
+    """Return the estimated bytes of the compiled filter of an expression.
+
+    A character of SQL92 takes between 85 bytes in conditions with long strings and 280 in the
+    shortest conditions.
+    """
     return (4 if is_tag_kind(kind) else 200) * len(expression)
 
 
 class RequestFilters:
-    """The filters of expressions that requests bring, each time anew; compiled ones are kept."""
+    """A cache of the filters whose expressions come with requests."""
 
     def __init__(self) -> None:
         def filter_of(kind: str, expression: str) -> MessageFilter | None:
             return make_filter(subscribe("", expression, kind))
 
-        self._kept = ByteCache(filter_of, filter_bytes, FILTERS_BYTES_MAX)
+        self._cache = ByteCache(filter_of, estimate_filter_bytes, FILTERS_BYTES_MAX)
 
-    def of(self, kind: str | None, expression: str | None) -> MessageFilter | None:
-        """The filter, None when every message matches. Raises RequestError for an expression that
-        does not compile, PostponedError for one that takes long."""
+    def get_filter(self, kind: str | None, expression: str | None) -> MessageFilter | None:
+        """Return the filter of an expression; None if every message matches.
+
+        `kind` None or "" means tags. Raises RequestError for an expression that does not compile,
+        and PostponedError for one that takes long to compile.
+        """
         kind = kind or TAG
         expression = expression or (ALL if is_tag_kind(kind) else "")
         if expression == ALL and kind == TAG:
@@ -76,7 +89,7 @@ class RequestFilters:
         for job in preparation(expression, kind):
             raise PostponedError(PostponedWork(job, lambda _: None))
         try:
-            return self._kept(kind, expression)
+            return self._cache(kind, expression)
         except FilterError as error:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED,
@@ -84,29 +97,27 @@ class RequestFilters:
             ) from error
 
 
-class Watch:
-    """A group's subscription to a topic with its compiled filter.
+class CompiledSubscription:
+    """The subscription of a group to a topic, with its compiled filter.
 
-    `is_broken` says that the SQL92 expression does not compile: then pulls are refused.
+    `filter` is None if every message matches. `is_broken` says that the expression does not
+    compile; pulls are refused then. `is_tag_type` says that it selects by tags.
     """
 
-    __slots__ = ("filter", "is_broken", "is_by_tags", "subscription")
-
-    def is_of(self, subscription: Subscription) -> bool:
-        """Return whether this is the filter of a subscription, whatever its version."""
-        mine = self.subscription
-        return (mine.expression, mine.kind, mine.codes) == (
-            subscription.expression, subscription.kind, subscription.codes,
-        )  # fmt: skip
+    __slots__ = ("filter", "is_broken", "is_tag_type", "subscription")
 
     def __init__(self, subscription: Subscription) -> None:
+        """Compile the filter of `subscription`.
+
+        Log a warning if it does not compile, or if its end is ignored.
+        """
         self.subscription = subscription
-        self.is_by_tags = is_tag_kind(subscription.kind)
+        self.is_tag_type = is_tag_kind(subscription.kind)
         self.is_broken = False
         self.filter: MessageFilter | None = None
         try:
-            if self.is_by_tags and not subscription.codes:
-                # Some clients leave the codes to the broker.
+            if self.is_tag_type and not subscription.codes:
+                # Some clients do not send the tag codes; the broker computes them.
                 parsed = subscribe(
                     subscription.topic, subscription.expression, version=subscription.version
                 )
@@ -119,21 +130,38 @@ class Watch:
             if isinstance(self.filter, Selector) and self.filter.ignored:
                 log.warning(
                     "subscription to %s: %r is ignored at the end of %r, as in RocketMQ",
-                    subscription.topic, self.filter.ignored, subscription.expression,
-                )  # fmt: skip
+                    subscription.topic,
+                    self.filter.ignored,
+                    subscription.expression,
+                )
+
+    def has_same_filter(self, subscription: Subscription) -> bool:
+        """Return whether `subscription` has the same expression, kind and tag codes.
+
+        The versions may differ.
+        """
+        current = self.subscription
+        return (current.expression, current.kind, current.codes) == (
+            subscription.expression,
+            subscription.kind,
+            subscription.codes,
+        )
 
 
 class ConsumerFilters:
-    """Group -> topic -> filter. `on_alive` hears of each topic that members filter by SQL92."""
+    """The SQL92 expressions of all groups: group -> topic -> expression.
+
+    `on_sql92_topic(topic)` is called for each topic that connected members filter by SQL92.
+    """
 
     def __init__(
-        self, settings: Settings, files: Files, clock: Clock, on_alive: Callable[[str], None]
+        self, settings: Settings, files: Files, clock: Clock, on_sql92_topic: Callable[[str], None]
     ) -> None:
         config = settings.broker
         self._clock = clock
-        self._on_alive = on_alive
-        self._shape = bloom_shape(config.filter_groups_expected, config.filter_error_percent)
-        self._kept_ms = config.filter_kept_ms
+        self._on_sql92_topic = on_sql92_topic
+        self._bloom_shape = bloom_shape(config.filter_groups_expected, config.filter_error_percent)
+        self._retention_ms = config.filter_kept_ms
         self.table: dict[str, dict[str, ConsumerFilter]] = {}
         self.size_bytes = 0
         self._is_full = False
@@ -148,15 +176,16 @@ class ConsumerFilters:
     # ------------------------------------------------------------------------------- the file
 
     def load(self) -> None:
-        """Reads the file. Raises StoreDamagedError."""
+        """Read the file. Raises StoreDamagedError."""
         found = self.document.load(decode_consumer_filters_file) or []
         for item in found:
-            if (item.bit_count, len(item.bits)) != self._shape:
+            if (item.bit_count, len(item.bits)) != self._bloom_shape:
                 log.warning(
                     "the filters in %s were made with another expectConsumerNumUseFilter or "
-                    "maxErrorRateOfBloomFilter: they are dropped, as RocketMQ does; consumers "
-                    "bring them again", self.document.path,
-                )  # fmt: skip
+                    "maxErrorRateOfBloomFilter: dropping them, as RocketMQ does; the next "
+                    "heartbeats of consumers restore them",
+                    self.document.path,
+                )
                 return
         limit = self._clock.now_ms() - DEAD_BEFORE_START_MS
         for item in found:
@@ -164,15 +193,15 @@ class ConsumerFilters:
             self._put(dataclasses.replace(item, dead_ms=dead_ms))
         self.document.changed = any(not item.dead_ms for item in found)
 
-    def clean(self) -> None:
-        """Forgets what has been dead for long."""
-        limit = self._clock.now_ms() - self._kept_ms
+    def remove_expired(self) -> None:
+        """Remove the expressions that have been dead for longer than filterDataCleanTimeSpan."""
+        limit = self._clock.now_ms() - self._retention_ms
         for group, topics in list(self.table.items()):
             for item in list(topics.values()):
                 if item.is_dead and item.dead_ms <= limit:
-                    self._forget(group, item.topic)
+                    self._remove(group, item.topic)
 
-    def _forget(self, group: str, topic: str) -> None:
+    def _remove(self, group: str, topic: str) -> None:
         topics = self.table[group]
         self.size_bytes -= _size_of(topics.pop(topic))
         if not topics:
@@ -181,8 +210,11 @@ class ConsumerFilters:
 
     # ---------------------------------------------------------------------------- heartbeats
 
-    def subscribed(self, group: str, subscriptions: Iterable[Subscription]) -> None:
-        """What a heartbeat says that the group wants; nothing when its last member is gone."""
+    def update_group(self, group: str, subscriptions: Iterable[Subscription]) -> None:
+        """Take over the subscriptions of the members of a group.
+
+        Pass () when the last member of the group is gone.
+        """
         named = set()
         for subscription in subscriptions:
             named.add(subscription.topic)
@@ -190,51 +222,69 @@ class ConsumerFilters:
                 continue
             old = self.table.get(group, {}).get(subscription.topic)
             if old is None:
-                self._make(group, subscription)
+                self._compile_and_put(group, subscription)
             elif subscription.version <= old.version:
                 if subscription.version == old.version and old.is_dead:
                     self._put(dataclasses.replace(old, dead_ms=0))
             elif (old.expression, old.kind) == (subscription.expression, subscription.kind):
                 self._put(dataclasses.replace(old, version=subscription.version, dead_ms=0))
-            elif not self._make(group, subscription):
-                self._forget(group, subscription.topic)
+            elif not self._compile_and_put(group, subscription):
+                self._remove(group, subscription.topic)
         for item in list(self.table.get(group, {}).values()):
             if item.topic not in named and not item.is_dead:
                 self._put(dataclasses.replace(item, dead_ms=self._clock.now_ms()))
 
-    def _make(self, group: str, subscription: Subscription) -> bool:
+    def _compile_and_put(self, group: str, subscription: Subscription) -> bool:
+        """Put an expression into the table if it compiles. Return whether it compiles."""
         try:
             make_filter(subscription)
         except FilterError:
-            return False  # `clients.py` says so in the log
+            return False  # `CompiledSubscription` logs the error
         topic = subscription.topic
-        if not self._has_room(subscription):
-            return True  # its members are served; another broker that opens the store asks them
+        if not self._make_room(subscription):
+            # The members are served nevertheless. Another broker that opens the store learns the
+            # expression from their heartbeats.
+            return True
         self._put(
             ConsumerFilter(
-                topic, group, subscription.expression, subscription.kind, subscription.version,
-                self._clock.now_ms(), 0, self._shape.bits_of(group, topic), self._shape.bit_count,
+                topic=topic,
+                group=group,
+                expression=subscription.expression,
+                kind=subscription.kind,
+                version=subscription.version,
+                born_ms=self._clock.now_ms(),
+                dead_ms=0,
+                bits=self._bloom_shape.bit_indices(group, topic),
+                bit_count=self._bloom_shape.bit_count,
             )
-        )  # fmt: skip
+        )
         return True
 
-    def _has_room(self, subscription: Subscription) -> bool:
-        """Make room for an expression: those that have been dead for longest are forgotten, as many
-        as let three quarters of the room be used. Return whether there is room now."""
+    def _make_room(self, subscription: Subscription) -> bool:
+        """Return whether the table has room for an expression; remove dead ones to make room.
+
+        Expressions that have been dead for longest are removed first, until at most three quarters
+        of the limit are used.
+        """
         size = ENTRY_BYTES + len(subscription.expression)
         if self.size_bytes + size > TABLE_BYTES_MAX:
-            dead = [it for topics in self.table.values() for it in topics.values() if it.is_dead]
-            dead.sort(key=lambda it: it.dead_ms)
+            dead = [
+                item for topics in self.table.values() for item in topics.values() if item.is_dead
+            ]
+            dead.sort(key=lambda item: item.dead_ms)
             for item in dead:
                 if self.size_bytes + size <= TABLE_BYTES_MAX * 3 // 4:
                     break
-                self._forget(item.group, item.topic)
+                self._remove(item.group, item.topic)
         has_room = self.size_bytes + size <= TABLE_BYTES_MAX
         if not has_room and not self._is_full:
             log.warning(
                 "the SQL92 expressions of groups take %d bytes, the limit is %d: further ones are "
-                "served, but not kept in %s", self.size_bytes, TABLE_BYTES_MAX, self.document.path,
-            )  # fmt: skip
+                "used, but not saved in %s",
+                self.size_bytes,
+                TABLE_BYTES_MAX,
+                self.document.path,
+            )
         self._is_full = not has_room
         return has_room
 
@@ -245,7 +295,7 @@ class ConsumerFilters:
         self.size_bytes += _size_of(item)
         topics[item.topic] = item
         if not item.is_dead:
-            self._on_alive(item.topic)
+            self._on_sql92_topic(item.topic)
         self.document.changed = True
 
 
@@ -259,21 +309,21 @@ _C2: Final = 0x4CF5AD432745937F
 
 
 class BloomShape(NamedTuple):
-    """How many bits there are, and how many of them a group has."""
+    """The number of bits of a Bloom filter, and the number of bits that one group sets."""
 
     bit_count: int
-    places: int
+    bits_per_group: int
 
-    def bits_of(self, group: str, topic: str) -> tuple[int, ...]:
-        """The places of the group's bits, in RocketMQ's order; the same one may come twice.
+    def bit_indices(self, group: str, topic: str) -> tuple[int, ...]:
+        """Return the indices of the group's bits in RocketMQ's order. An index may occur twice.
 
-        >>> bloom_shape(32, 20).bits_of("GroupA", "TopicA")
+        >>> bloom_shape(32, 20).bit_indices("GroupA", "TopicA")
         (29, 107, 11)
         """
         code = murmur3_64(f"{group}#{topic}".encode())
         low, high = code & 0xFFFFFFFF, code >> 32
         found = []
-        for number in range(1, self.places + 1):
+        for number in range(1, self.bits_per_group + 1):
             mixed = (low + number * high) & 0xFFFFFFFF
             if mixed & 0x80000000:
                 mixed ^= 0xFFFFFFFF
@@ -282,38 +332,41 @@ class BloomShape(NamedTuple):
 
 
 def bloom_shape(groups: int, error_percent: int) -> BloomShape:
-    """For so many groups with so many false positives, as expectConsumerNumUseFilter and
-    maxErrorRateOfBloomFilter say it."""
+    """Return the shape of a Bloom filter for `groups` groups.
+
+    `error_percent` is the rate of false positives in percent. The arguments are the settings
+    expectConsumerNumUseFilter and maxErrorRateOfBloomFilter.
+    """
     rate = error_percent / 100
     bits = math.ceil(groups * math.log2(1 / rate) * math.log2(math.e))
     return BloomShape(-(-bits // 8) * 8, math.ceil(math.log(rate) / math.log(0.5)))
 
 
 def murmur3_64(data: bytes) -> int:
-    """The first half of the 128-bit murmur3 hash (x64) with seed 0."""
+    """Return the first half of the 128-bit murmur3 hash (x64) of `data` with seed 0."""
     first = second = 0
-    for at in range(0, len(data) + 1, 16):  # the last block is not whole, or empty
+    for at in range(0, len(data) + 1, 16):  # the last block is shorter than 16 bytes, or empty
         low = int.from_bytes(data[at : at + 8], "little")
         high = int.from_bytes(data[at + 8 : at + 16], "little")
-        first ^= _rotated(low * _C1, 31) * _C2 & _MASK
+        first ^= _rotate_left(low * _C1, 31) * _C2 & _MASK
         if at + 16 <= len(data):
-            first = (_rotated(first, 27) + second) * 5 + 0x52DCE729 & _MASK
-        second ^= _rotated(high * _C2, 33) * _C1 & _MASK
+            first = (_rotate_left(first, 27) + second) * 5 + 0x52DCE729 & _MASK
+        second ^= _rotate_left(high * _C2, 33) * _C1 & _MASK
         if at + 16 <= len(data):
-            second = (_rotated(second, 31) + first) * 5 + 0x38495AB5 & _MASK
+            second = (_rotate_left(second, 31) + first) * 5 + 0x38495AB5 & _MASK
     first ^= len(data)
     second ^= len(data)
     first = first + second & _MASK
     second = second + first & _MASK
-    return _finished(first) + _finished(second) & _MASK
+    return _finalize(first) + _finalize(second) & _MASK
 
 
-def _rotated(value: int, count: int) -> int:
+def _rotate_left(value: int, count: int) -> int:
     value &= _MASK
     return (value << count | value >> (64 - count)) & _MASK
 
 
-def _finished(value: int) -> int:
+def _finalize(value: int) -> int:
     value = (value ^ value >> 33) * 0xFF51AFD7ED558CCD & _MASK
     value = (value ^ value >> 33) * 0xC4CEB9FE1A85EC53 & _MASK
     return value ^ value >> 33

@@ -1,12 +1,16 @@
-"""Clients say who they are: 34 heartbeat, 35 unregister, 38 members of a group, 46 check of a
-subscription.
+"""Handlers for requests of clients about themselves and their groups.
 
-A consumer that joins, leaves or changes its topics makes all members of its group balance anew
-(40, one-way). They hear of it before the answer to the heartbeat leaves, as recorded of the real
-broker (spec/traffic, item 2), unless many changes come at once (`notices`).
+They answer HEART_BEAT (34), UNREGISTER_CLIENT (35), GET_CONSUMER_LIST_BY_GROUP (38) and
+CHECK_CLIENT_CONFIG (46).
 
-Each client says the same every thirty seconds: a heartbeat that is the last one of its connection
-again, where nothing that it depends on has changed since, only moves the time of its members on.
+A consumer that joins, leaves or changes its topics makes all members of its group rebalance
+(NOTIFY_CONSUMER_IDS_CHANGED, 40, one-way). They are notified before the answer to the heartbeat
+leaves, as recorded from RocketMQ's broker (spec/traffic, item 2), unless many changes come at once
+(`notices.py`).
+
+Each client sends the same heartbeat every thirty seconds. If it equals the last one of its
+connection, and nothing that it depends on has changed, only the heartbeat time of its members is
+updated.
 """
 
 import logging
@@ -17,14 +21,9 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Final
 
-from sluicemq.broker.consume.clients import (
-    Consumers,
-    ContractError,
-    Member,
-    Producers,
-    Standing,
-)
-from sluicemq.broker.consume.held import CONSUMER, subscribed_bytes
+from sluicemq.broker.consume.client_memory import CONSUMER, estimate_member_bytes
+from sluicemq.broker.consume.clients import Consumers, Member, MemberSnapshot, Producers
+from sluicemq.broker.consume.contracts import ContractError
 from sluicemq.broker.group_commit import Announced, Postponed
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import UNIT_SYS_FLAG, Groups, Topics
@@ -50,42 +49,54 @@ from sluicemq.wire.headers import ConsumerGroupRequest, HeartbeatResponse, Unreg
 log = logging.getLogger(__name__)
 
 UNKNOWN_GROUP: Final = (
-    "group %s of client %s does not exist and is not made on its own. Create it, or set "
+    "group %s of client %s does not exist and is not created automatically. Create it, or set "
     "autoCreateSubscriptionGroup=true in broker.conf."
 )
 LANES_FIELD = "sluiceLanes"
-REPEATED: Final = "repeated heartbeat"
-"""The label of a connection."""
-UNKNOWN_MAX = 1024
-QUICK_GROUPS_MAX: Final = 16
-"""A heartbeat of more waits for its turn, as other requests do."""
+"""The request field of a client that asks whether the broker has lanes."""
+REPEATABLE_LABEL: Final = "repeated heartbeat"
+"""The label of a connection that holds its `RepeatableHeartbeat`."""
+UNKNOWN_GROUPS_LOGGED_MAX = 1024
+"""The most groups that the log mentions as unknown."""
+FAST_PATH_GROUPS_MAX: Final = 16
+"""The fast path hands heartbeats of more groups to the general path, which works in steps."""
 OPAQUE_MAX: Final = 0x7FFFFFFF
-_PREFIX: Final = struct.Struct(">II")
-PRODUCERS_A_STEP: Final = 256
+"""The largest number of a request that the fast path handles."""
+_FRAME_PREFIX: Final = struct.Struct(">II")
+PRODUCERS_PER_STEP: Final = 256
+"""The number of producer groups that are updated in one step."""
 
 
 @dataclass(slots=True, eq=False)
-class Repeated:
-    """The last heartbeat of a connection, which would change nothing if it came again; of its
-    body the hash, for there may be ten thousand."""
+class RepeatableHeartbeat:
+    """The last heartbeat of a connection, which changes nothing if it comes again.
 
-    body: int
+    Only the hash of its body is kept, because there may be ten thousand connections.
+    """
+
+    body_hash: int
     fields: dict[str, str] | None
     version: int
-    start: bytes
-    """Header of the answer, with a place for the number of the request."""
-    consumers: list[Standing]
+    header_template: bytes
+    """The header of the answer as JSON, with `%d` for the number of the request."""
+    snapshots: list[MemberSnapshot]
+    """The members of consumer groups, as the heartbeat left them."""
     producers: list[tuple[str, Member]]
+    """The group and member of each producer group of the heartbeat."""
 
-    def answer_to(self, opaque: int) -> bytes:
-        """The frame."""
-        start = self.start % opaque
-        return _PREFIX.pack(4 + len(start), len(start)) + start
+    def encode_answer(self, opaque: int) -> bytes:
+        """Return the answer to the request number `opaque` as a frame."""
+        header = self.header_template % opaque
+        return _FRAME_PREFIX.pack(4 + len(header), len(header)) + header
 
 
 @dataclass(slots=True, eq=False)
-class Heartbeats:
-    """The request family of clients about themselves."""
+class HeartbeatHandlers:
+    """Request handlers for clients and members of groups.
+
+    They answer HEART_BEAT (34), UNREGISTER_CLIENT (35), GET_CONSUMER_LIST_BY_GROUP (38) and
+    CHECK_CLIENT_CONFIG (46).
+    """
 
     settings: Settings
     topics: Topics
@@ -93,138 +104,181 @@ class Heartbeats:
     consumers: Consumers
     producers: Producers
     clock: Clock
-    unknown: set[str] = field(default_factory=set)
-    """Groups that the log has named."""
+    logged_unknown_groups: set[str] = field(default_factory=set)
+    """Groups that the log has mentioned as unknown."""
 
     def heartbeat(self, command: Command, peer: Peer) -> bytes | Postponed:
-        """34. The answer's version lets old clients use SQL92 (spec/remoting.md §4)."""
-        last: Repeated | None = peer.attributes.get(REPEATED)
-        if last is not None and self._repeats(
+        """Answer HEART_BEAT (34). Return the encoded answer, or Postponed if something changed.
+
+        The version in the answer lets old clients use SQL92 (spec/remoting.md §4).
+        """
+        last: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
+        if last is not None and self._renew_if_repeated(
             last, command.fields, command.version, command.body, peer
         ):
-            return last.answer_to(command.opaque)
-        return Postponed(self._take_in(command, peer))
+            return last.encode_answer(command.opaque)
+        return Postponed(self._process(command, peer))
 
-    def heartbeat_again(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
-        """34. HOT: the last one of its connection once more; False for all else."""
-        last: Repeated | None = peer.attributes.get(REPEATED)
+    def heartbeat_fast_path(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
+        """Answer a HEART_BEAT (34) that repeats the last one of its connection.
+
+        `header` is the decoded JSON header. Return the encoded answer, or False for every request
+        that `heartbeat` has to handle. Keep it cheap.
+        """
+        last: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
         opaque, flag = header.get("opaque"), header.get("flag")
         if (
             last is None
             or flag != 0
             or opaque.__class__ is not int
             or not 0 <= opaque <= OPAQUE_MAX
-            or len(last.consumers) + len(last.producers) > QUICK_GROUPS_MAX
-            or not self._repeats(last, header.get("extFields"), header.get("version"), body, peer)
+            or len(last.snapshots) + len(last.producers) > FAST_PATH_GROUPS_MAX
+            or not self._renew_if_repeated(
+                last, header.get("extFields"), header.get("version"), body, peer
+            )
         ):
             return False
-        return last.answer_to(opaque)
+        return last.encode_answer(opaque)
 
-    def _take_in(self, command: Command, peer: Peer) -> WorkItem[Command | Announced]:
-        """Group by group: a heartbeat may bring thousands, each with expressions to compile."""
-        data, sizes = yield from decode_body(_sized, command.body)
-        member = partial(
+    def _process(self, command: Command, peer: Peer) -> WorkItem[Command | Announced]:
+        """Update the groups of a heartbeat one by one, and return its answer.
+
+        A heartbeat may name thousands of groups, each with expressions to compile.
+        """
+        data, sizes = yield from decode_body(_decode_with_sizes, command.body)
+        new_member = partial(
             Member,
-            data.client_id,
-            peer,
-            command.language,
-            command.version,
-            self.clock.monotonic_s(),
+            client_id=data.client_id,
+            peer=peer,
+            language=command.language,
+            version=command.version,
+            heartbeat_s=self.clock.monotonic_s(),
         )
-        standings: list[Standing | None] = []
-        changed, creates, refusal = False, False, ""
+        snapshots: list[MemberSnapshot | None] = []
+        has_changed, creates_topic, refusal = False, False, ""
         for consumer, size in zip(data.consumers, sizes, strict=True):
-            yield from self._compile(consumer.subscriptions)
+            yield from self._precompile(consumer.subscriptions)
             config = self.groups.get_or_create(consumer.group)
             if config is None:
-                # It gets nothing and no error: at least the log says why.
-                if consumer.group not in self.unknown and len(self.unknown) < UNKNOWN_MAX:
-                    self.unknown.add(consumer.group)
+                # The client gets no messages and no error, so the log has to tell the reason.
+                if (
+                    consumer.group not in self.logged_unknown_groups
+                    and len(self.logged_unknown_groups) < UNKNOWN_GROUPS_LOGGED_MAX
+                ):
+                    self.logged_unknown_groups.add(consumer.group)
                     log.warning(UNKNOWN_GROUP, consumer.group, data.client_id)
                 continue
             retry_topic = RETRY_PREFIX + consumer.group
             if retry_topic not in self.topics and config.retry_queues > 0:
-                creates = True
+                creates_topic = True
                 self.topics.ensure(
                     retry_topic, config.retry_queues, UNIT_SYS_FLAG if consumer.unit_mode else 0
                 )
             if data.without_subscriptions:
-                short = self.consumers.short_heartbeat
-                known = short(consumer.group, member(), data.fingerprint)
+                needs_full_heartbeat = self.consumers.record_short_heartbeat(
+                    consumer.group, new_member(), data.fingerprint
+                )
             else:
-                self.consumers.held.take(peer, (CONSUMER, consumer.group), size)
-                made = yield from self.consumers.making(consumer)
+                self.consumers.memory.reserve(peer, (CONSUMER, consumer.group), size)
+                subscribed = yield from self.consumers.prepare_subscriptions(consumer)
                 try:
-                    known = self.consumers.heartbeat(consumer, member(), data.fingerprint, made)
+                    needs_full_heartbeat = self.consumers.record_heartbeat(
+                        consumer, new_member(), data.fingerprint, subscribed
+                    )
                 except ContractError as error:
-                    refusal, known = str(error), False
-            changed = changed or known
-            standings.append(self.consumers.standing(consumer.group, peer))
-        yield from self._join(data.producer_groups, member)
+                    refusal, needs_full_heartbeat = str(error), False
+            has_changed = has_changed or needs_full_heartbeat
+            snapshots.append(self.consumers.snapshot_member(consumer.group, peer))
+        yield from self._add_producer(data.producer_groups, new_member)
+
         response = HeartbeatResponse(
             supports_v2=True,
-            subscription_changed=changed if data.fingerprint else True,
+            subscription_changed=has_changed if data.fingerprint else True,
             lanes=True if command.fields and LANES_FIELD in command.fields else None,
         )
         answer = Command(ResponseCode.SUCCESS, encode_header(response))
         producers = [
-            (it, self.producers.groups.get(it, {}).get(peer)) for it in data.producer_groups
+            (group, self.producers.groups.get(group, {}).get(peer))
+            for group in data.producer_groups
         ]
-        peer.attributes.pop(REPEATED, None)
-        if not (changed or creates or refusal):
-            self._remember(command, peer, response, standings, producers)
-        if refusal:  # Java logs it with each heartbeat; our client raises it
+        peer.attributes.pop(REPEATABLE_LABEL, None)
+        if not (has_changed or creates_topic or refusal):
+            self._save_repeatable(command, peer, response, snapshots, producers)
+        if refusal:
+            # A Java client logs this with each heartbeat; SluiceMQ's client raises an error.
             answer = Command(ResponseCode.NO_PERMISSION, remark=refusal)
-        return Announced(answer) if creates else answer
+        return Announced(answer) if creates_topic else answer
 
-    def _join(self, groups: Sequence[str], member: Callable[[], Member]) -> WorkItem[None]:
+    def _add_producer(
+        self, groups: Sequence[str], new_member: Callable[[], Member]
+    ) -> WorkItem[None]:
         """Make the client a member of these producer groups."""
         for count, group in enumerate(groups, 1):
-            self.producers.heartbeat(group, member())
-            if count % PRODUCERS_A_STEP == 0:
+            self.producers.record_heartbeat(group, new_member())
+            if count % PRODUCERS_PER_STEP == 0:
                 yield None
 
-    def _remember(
+    def _save_repeatable(
         self,
         command: Command,
         peer: Peer,
         answer: HeartbeatResponse,
-        standings: Sequence[Standing | None],
+        snapshots: Sequence[MemberSnapshot | None],
         producers: Sequence[tuple[str, Member | None]],
     ) -> None:
-        """That nothing has to be done when this one comes again, if that is sure."""
-        members = [(group, member) for group, member in producers if member is not None]
-        found = [standing for standing in standings if standing is not None]
-        if (len(found), len(members)) == (len(standings), len(producers)):
-            peer.attributes[REPEATED] = Repeated(
-                hash(bytes(command.body)), command.fields, command.version, _start(answer), found,
-                members,
-            )  # fmt: skip
+        """Keep a heartbeat as the repeatable one of its connection if repeating changes nothing.
 
-    def _repeats(
-        self, last: Repeated, fields: Any, version: Any, body: bytes | memoryview, peer: Peer
+        `snapshots` and `producers` contain None for members that do not exist or whose next
+        heartbeat has to be processed in full.
+        """
+        known_producers = [(group, member) for group, member in producers if member is not None]
+        known_snapshots = [snapshot for snapshot in snapshots if snapshot is not None]
+        if len(known_snapshots) == len(snapshots) and len(known_producers) == len(producers):
+            peer.attributes[REPEATABLE_LABEL] = RepeatableHeartbeat(
+                body_hash=hash(bytes(command.body)),
+                fields=command.fields,
+                version=command.version,
+                header_template=_header_template(answer),
+                snapshots=known_snapshots,
+                producers=known_producers,
+            )
+
+    def _renew_if_repeated(
+        self,
+        last: RepeatableHeartbeat,
+        fields: Any,
+        version: Any,
+        body: bytes | memoryview,
+        peer: Peer,
     ) -> bool:
-        """Is it the last one again, with nothing to do but to note the time? HOT."""
-        if last.fields != fields or last.version != version or last.body != hash(bytes(body)):
+        """Return whether a heartbeat repeats `last`, and then update the heartbeat times.
+
+        False also means that something on which the effect of `last` depends has changed since.
+        Keep it cheap.
+        """
+        if last.fields != fields or last.version != version or last.body_hash != hash(bytes(body)):
             return False
-        for standing in last.consumers:
-            name = standing.group.name
-            is_missing = RETRY_PREFIX + name not in self.topics and standing.config.retry_queues > 0
-            if is_missing or self.consumers.standing(name, peer) != standing:
+        for snapshot in last.snapshots:
+            name = snapshot.group.name
+            lacks_retry_topic = (
+                RETRY_PREFIX + name not in self.topics and snapshot.config.retry_queues > 0
+            )
+            if lacks_retry_topic or self.consumers.snapshot_member(name, peer) != snapshot:
                 return False
         for group, member in last.producers:
             if self.producers.groups.get(group, {}).get(peer) is not member:
                 return False
+
         now_s = self.clock.monotonic_s()
-        for standing in last.consumers:
-            standing.member.seen_s = now_s
+        for snapshot in last.snapshots:
+            snapshot.member.heartbeat_s = now_s
         for group, member in last.producers:
-            member.seen_s = now_s
-            self.producers.heartbeat(group, member)
+            member.heartbeat_s = now_s
+            self.producers.record_heartbeat(group, member)
         return True
 
-    def _compile(self, subscriptions: Iterable[Subscription]) -> WorkItem[None]:
-        """What takes long, before it is asked for."""
+    def _precompile(self, subscriptions: Iterable[Subscription]) -> WorkItem[None]:
+        """Compile filters into the caches, in steps, before they are needed at once."""
         yield None
         for subscription in subscriptions:
             yield from preparation(subscription.expression, subscription.kind)
@@ -234,7 +288,7 @@ class Heartbeats:
                 yield None
 
     def unregister(self, header: UnregisterClientRequest, command: Command, peer: Peer) -> Command:
-        """35."""
+        """Answer UNREGISTER_CLIENT (35): remove a client from its producer and consumer group."""
         if header.producer_group:
             self.producers.unregister(header.producer_group, peer)
         if header.consumer_group:
@@ -242,29 +296,35 @@ class Heartbeats:
         return Command(ResponseCode.SUCCESS, {})
 
     def list_members(self, header: ConsumerGroupRequest, command: Command, peer: Peer) -> Command:
-        """38."""
-        client_ids = self.consumers.sharing(header.group, peer, command.fields)
+        """Answer GET_CONSUMER_LIST_BY_GROUP (38) with the ids of the clients that share the queues.
+
+        In a group with lanes, these are the clients in the lane of the requesting client.
+        """
+        client_ids = self.consumers.client_ids_sharing_queues(header.group, peer, command.fields)
         if not client_ids:
             return Command(
                 ResponseCode.SYSTEM_ERROR, {}, remark=f"no consumer for this group, {header.group}"
             )
         return Command(ResponseCode.SUCCESS, {}, bodies.encode_consumer_list(client_ids))
 
-    def check(self, command: Command, peer: Peer) -> Postponed:
-        """46: would a subscription work here? Java clients ask for SQL92 ones before they start."""
+    def check_subscription(self, command: Command, peer: Peer) -> Postponed:
+        """Answer CHECK_CLIENT_CONFIG (46): whether a subscription would be accepted.
+
+        Java clients ask this for SQL92 subscriptions before they start.
+        """
         asked = bodies.decode_check_client_config(command.body)
-        by_sql92 = self.settings.broker.enable_property_filter
+        is_sql92_enabled = self.settings.broker.enable_property_filter
 
         def steps() -> WorkItem[Command]:
             subscription = asked.subscription
             if subscription is None:
                 return Command(ResponseCode.SUCCESS)
-            if not is_tag_kind(subscription.kind) and not by_sql92:
+            if not is_tag_kind(subscription.kind) and not is_sql92_enabled:
                 return Command(ResponseCode.SYSTEM_ERROR, remark=SQL92_IS_OFF)
-            yield from self._compile([subscription])
+            yield from self._precompile([subscription])
             try:
                 make_filter(subscription)
-                self.consumers.check(asked.group, asked.client_id, subscription, peer)
+                self.consumers.check_subscription(asked.group, asked.client_id, subscription, peer)
             except FilterError as error:
                 return Command(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
             except ContractError as error:
@@ -274,14 +334,15 @@ class Heartbeats:
         return Postponed(steps())
 
 
-def _sized(body: bytes | memoryview) -> tuple[bodies.Heartbeat, list[int]]:
-    """Decode a heartbeat. Return it, and how many bytes a member of each of its groups takes."""
+def _decode_with_sizes(body: bytes | memoryview) -> tuple[bodies.Heartbeat, list[int]]:
+    """Decode a heartbeat. Return it and the estimated bytes of a member of each of its groups."""
     data = bodies.decode_heartbeat(body)
-    return data, [subscribed_bytes(consumer.subscriptions) for consumer in data.consumers]
+    return data, [estimate_member_bytes(consumer.subscriptions) for consumer in data.consumers]
 
 
 @cache
-def _start(response: HeartbeatResponse) -> bytes:
+def _header_template(response: HeartbeatResponse) -> bytes:
+    """Return the JSON header of the answer `response`, with `%d` for the number of the request."""
     request = Command(0, opaque=OPAQUE_MAX)
     frame = encode_response_to(Command(ResponseCode.SUCCESS, encode_header(response)), request)
-    return frame[_PREFIX.size :].replace(b"%d" % OPAQUE_MAX, b"%d")
+    return frame[_FRAME_PREFIX.size :].replace(b"%d" % OPAQUE_MAX, b"%d")

@@ -1,10 +1,12 @@
-"""Who may consume a queue in order: a lease for each group and queue.
+"""Queue locks: the leases by which members of a group consume queues in order.
 
-It lasts 60 s and its owner renews it every 20 s; an expired one may be taken by another. A lane of
-a group locks as `group@lane`. Who holds what is kept (`config/sluiceLocks.json`), so that a broker
-that starts again, or the replica that takes over, gives no queue to a second client while the first
-still handles what it was given: whoever is found there has a lease of full length. RocketMQ's
-brokers forget, or ask each other (lockInStrictMode).
+A lease lasts LEASE_S, and its owner renews it every 20 s. An expired lease may be taken by another
+client. A lane of a group locks under the name `group@lane`.
+
+The leases are stored in `config/sluiceLocks.json`. So a broker that restarts, or a replica that
+takes over, gives no queue to a second client while the first one still processes its messages:
+every lease in the file is renewed for its full length when it is loaded. RocketMQ's brokers forget
+their locks, or ask each other (lockInStrictMode).
 """
 
 from collections.abc import Iterable
@@ -18,25 +20,27 @@ from sluicemq.wire import fastjson
 from sluicemq.wire.declare import as_list, as_object, load_object
 
 LEASE_S: Final = 60.0
+"""The length of a lease in seconds."""
 LEASES_MAX: Final = 100_000
+"""The most leases of a broker. Further queues cannot be locked."""
 _NAME: Final = "sluiceLocks.json"
 
 
 class QueueLocks:
-    """Leases of queues: group -> queue -> (client id, end of the lease)."""
+    """The queue leases of all groups: group -> queue -> (client id, end on the monotonic clock)."""
 
-    __slots__ = ("_clock", "_drop_again_s", "_groups", "_size", "document")
+    __slots__ = ("_clock", "_groups", "_next_cleanup_s", "_size", "document")
 
     def __init__(self, files: Files, root: str, clock: Clock) -> None:
-        """`root`: the store's."""
+        """Prepare the file of leases in the store at `root`; `load` reads it."""
         self.document = Document(files, f"{root}/config/{_NAME}", self._render)
         self._clock = clock
         self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
         self._size = 0
-        self._drop_again_s = 0.0
+        self._next_cleanup_s = 0.0
 
     def load(self) -> None:
-        """Raises StoreDamagedError."""
+        """Read the file and grant each lease in it again. Raises StoreDamagedError."""
 
         def parse(text: str) -> dict[str, dict[str, list[tuple[str, str, int]]]]:
             return {
@@ -56,31 +60,28 @@ class QueueLocks:
         self.document.changed = False
 
     def _render(self) -> str:
-        """Group -> client -> its queues."""
+        """Return the text of the file: a JSON object group -> client id -> list of queues."""
         now = self._clock.monotonic_s()
-        found: dict[str, dict[str, list[list[object]]]] = {}
+        owners: dict[str, dict[str, list[list[object]]]] = {}
         for group, leases in self._groups.items():
             for queue, (client_id, end) in leases.items():
                 if end > now:
-                    found.setdefault(group, {}).setdefault(client_id, []).append([*queue])
-        return fastjson.dumps_file(found)
+                    owners.setdefault(group, {}).setdefault(client_id, []).append([*queue])
+        return fastjson.dumps_file(owners)
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """Takes or renews what is free, expired or the client's own; returns what it holds now."""
+        """Lease each of the queues that is free, expired or already leased to the client.
+
+        Return the queues of `queues` that the client holds now.
+        """
         now = self._clock.monotonic_s()
         leases = self._groups.get(group, {})
         held = set()
         for queue in queues:
             owner, end = leases.get(queue, ("", 0.0))
             if queue not in leases:
-                if self._size >= LEASES_MAX and now >= self._drop_again_s:
-                    self._drop_again_s = now + 1.0  # what is full stays so for a while
-                    for name, held_there in list(self._groups.items()):
-                        for queue_there in [q for q, (_, end) in held_there.items() if end <= now]:
-                            del held_there[queue_there]
-                            self._size -= 1
-                        if not held_there:
-                            del self._groups[name]
+                if self._size >= LEASES_MAX and now >= self._next_cleanup_s:
+                    self._remove_expired(now)
                 if self._size >= LEASES_MAX:
                     continue
                 self._size += 1
@@ -92,8 +93,19 @@ class QueueLocks:
             self._groups[group] = leases
         return held
 
+    def _remove_expired(self, now: float) -> None:
+        """Remove the expired leases of all groups. The next cleanup is possible in a second."""
+        self._next_cleanup_s = now + 1.0
+        for group, leases in list(self._groups.items()):
+            expired = [queue for queue, (_, end) in leases.items() if end <= now]
+            for queue in expired:
+                del leases[queue]
+                self._size -= 1
+            if not leases:
+                del self._groups[group]
+
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Gives up those of the queues that the client holds."""
+        """End the leases of the client on these queues. Leases of other clients stay."""
         leases = self._groups.get(group, {})
         for queue in queues:
             if queue in leases and leases[queue][0] == client_id:
@@ -103,13 +115,13 @@ class QueueLocks:
         if not leases:
             self._groups.pop(group, None)
 
-    def holds_any(self, group: str) -> bool:
-        """Does the group consume in order right now? (An unexpired lease says so.)"""
+    def is_locked(self, group: str) -> bool:
+        """Return whether a member of the group, or of one of its lanes, has an unexpired lease."""
         now = self._clock.monotonic_s()
-        lane = f"{group}@"
+        lane_prefix = f"{group}@"
         return any(
             end > now
             for name, leases in self._groups.items()
-            if name == group or name.startswith(lane)
+            if name == group or name.startswith(lane_prefix)
             for _, end in leases.values()
         )

@@ -1,23 +1,26 @@
 """Pulls and pops that wait for messages (spec/remoting.md §13, spec/grpc.md §8).
 
-A parked pull stands in the list of its queue and in a heap by deadline. `wake` is called in the
-loop turn in which messages of a queue become visible; each pull looks at the new messages through
-its own filter and stays parked when it wants none of them. `expire` answers what has waited long
-enough, with what a last look finds: messages can become available without waking every waiter.
-Answers go to `write(peer, frame)`, which joins them to those of the turn.
+A parked request is listed under its queues and in a heap ordered by deadline. `wake` is called in
+the iteration of the event loop in which messages of a queue become visible. Each pull then reads
+the new messages through its own filter, and stays parked if none of them matches. `expire` answers
+the requests whose deadline has passed with the result of a last read, because messages can become
+available without waking every waiter. Answers go to `queue_frame(peer, frame)`, which sends them
+together with the other answers of the iteration.
 
-A pop waits for one queue or for any (`ANY_QUEUE`), and for those of its retry topics. What one pop
-gets no other of its group does, so they are a *contest*: messages are offered to the one that waits
-longest, and to the next one only when it leaves some. So a thousand that wait cost a message one
-look. Whoever is about to look (its turn has no time, or it has much to scan) has the offer until it
-has looked, is too late, or its connection breaks: then it goes to the next one.
+A pop waits for one queue or for any queue of a topic (`ANY_QUEUE`), and for the queues of its retry
+topics. The pops of a group compete: a message that one of them gets is invisible to the others. So
+messages are offered to the pop that has waited longest, and to the next one only if the first
+leaves some. A message costs one retry, even if a thousand pops wait. A pop whose retry is pending
+(because the event loop is busy, or because it has many messages to scan) keeps the offer until it
+has been retried, has expired or has lost its connection. Then the offer goes to the next pop.
 
-Looks have their share of the loop's time (`net.limits`), and where many wait for one queue the
-answers of sends leave before them: no producer waits for all the filters that it wakes. A crowd
-looks in slices of a millisecond, between which sends are read and answered; the connection that has
-used least looks first, so that one with a hundred pulls does not hold up a hundred with one each.
+Retries use the time of the event loop within the share of their connection (`net.limits`). If many
+pulls wait for one queue, the answers of sends leave before they are retried, so that no producer
+waits for all the filters that it wakes. Many pulls are retried in slices of a millisecond, between
+which sends are read and answered. The connection that has used least time comes first: one
+connection with a hundred pulls does not delay a hundred connections with one pull each.
 
-The number of those that wait is bounded: `park` refuses and the caller answers at once.
+The number of parked requests is limited: `park` returns False and the caller answers at once.
 """
 
 import heapq
@@ -38,30 +41,38 @@ from sluicemq.wire.frames import encode_answer
 
 log = logging.getLogger(__name__)
 
-PEER_MAX: Final = 10_000
-"""Pulls of one connection that wait: a client has one for each of its queues."""
+PARKED_PER_CONNECTION_MAX: Final = 10_000
+"""The most parked requests of one connection. A client has one for each of its queues."""
 ANY_QUEUE: Final = -1
-Rivals = dict[Parked, Peer]
-"""Those of one contest, in the order in which they came."""
-NOBODY: Final[dict[str, Rivals]] = {}
-CROWD: Final = 8
-"""Looks of so many take longer than writing twice to one that sends and waits."""
+"""The queue id under which a pop waits for any queue of its topic."""
+CompetingPops = dict[Parked, Peer]
+"""The parked pops of one group that wait for the same queue, oldest first, with connections."""
+NO_WAITERS: Final[dict[str, CompetingPops]] = {}
+"""The empty result of looking up a queue for which no request waits."""
+FLUSH_PULLS_MIN: Final = 8
+"""If this many pulls wait for a queue, the answers of sends are written before they are retried.
+
+Retrying them takes longer than two writes to a producer that waits for its answers.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class LongPolls:
-    """All parked pulls and pops of a broker. Answers that have to be safe first go to `hold`;
-    `flush` sends off what `write` was given."""
+    """All parked pulls and pops of a broker.
 
-    write: Callable[[Peer, bytes], None]
-    hold: Callable[[Peer, bytes, bool, bool], None]
+    `queue_frame` sends an answer with the next `flush`. `send_after_commit` sends an answer once
+    the broker's messages are durable. At most `parked_max` requests are parked.
+    """
+
+    queue_frame: Callable[[Peer, bytes], None]
+    send_after_commit: Callable[[Peer, bytes, bool, bool], None]
     flush: Callable[[], None]
-    size_max: int
-    shares: FairScheduler
-    popping: int = 0
-    """How many of them are pops."""
-    # By queue and contest, as dicts: one leaves without a look at 100,000 others that wait there.
-    _by_queue: dict[tuple[str, int], dict[str, Rivals]] = field(default_factory=dict)
+    parked_max: int
+    scheduler: FairScheduler
+    parked_pops: int = 0
+    """The number of parked requests that are pops."""
+    # By queue and competition key. Dicts, so that no removal searches 100,000 others.
+    _by_queue: dict[tuple[str, int], dict[str, CompetingPops]] = field(default_factory=dict)
     _by_peer: dict[Peer, set[Parked]] = field(default_factory=dict)
     _deadlines: list[tuple[float, int, Peer, Parked]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
@@ -70,86 +81,103 @@ class LongPolls:
     def __len__(self) -> int:
         return self._size
 
-    def waiting(self, topic: str, queue_id: int, contest: str) -> int:
-        """How many pops of a contest wait for the queue, or for any."""
-        return len(self._by_queue.get((topic, queue_id), NOBODY).get(contest, ()))
+    def count_waiting_pops(self, topic: str, queue_id: int, competition_key: str) -> int:
+        """Return how many pops with this `competition_key` wait for the queue.
+
+        `queue_id` ANY_QUEUE counts those that wait for any queue of the topic.
+        """
+        return len(self._by_queue.get((topic, queue_id), NO_WAITERS).get(competition_key, ()))
 
     def park(self, parked: Parked, peer: Peer) -> bool:
-        """Keeps the pull; False when too many wait already."""
-        if self._size >= self.size_max or len(self._by_peer.get(peer, ())) >= PEER_MAX:
+        """Park a request of `peer`. Return False if too many requests are parked already."""
+        parked_of_peer = len(self._by_peer.get(peer, ()))
+        if self._size >= self.parked_max or parked_of_peer >= PARKED_PER_CONNECTION_MAX:
             return False
         for key in parked.queues:
             self._by_queue.setdefault(key, {}).setdefault(parked.competition_key, {})[parked] = peer
-        self.popping += bool(parked.competition_key)
+        self.parked_pops += bool(parked.competition_key)
         self._by_peer.setdefault(peer, set()).add(parked)
         heapq.heappush(self._deadlines, (parked.deadline_s, next(self._numbers), peer, parked))
         self._size += 1
         return True
 
     def wake(self, topic: str, queue_id: int, offset_max: int | None = None) -> None:
-        """Messages of the queue below `offset_max` are visible now; None: something besides
-        messages has changed, a group was sent to another place. Each pull looks when the turn has
-        time for it; once, however often it is woken until then. HOT."""
-        waiting = self._by_queue.get((topic, queue_id), NOBODY)
-        if not (waiting or self.popping):
+        """Retry the requests that wait for a queue whose messages below `offset_max` are visible.
+
+        `offset_max` None means that something else has changed, for example the offset of a group.
+        Each pull is retried when the event loop has time for it, and only once if it is woken again
+        before. Called for each commit: keep it cheap.
+        """
+        waiting = self._by_queue.get((topic, queue_id), NO_WAITERS)
+        if not (waiting or self.parked_pops):
             return
         pulls = tuple(waiting.get("", {}).items())
-        if len(pulls) >= CROWD:
+        if len(pulls) >= FLUSH_PULLS_MIN:
             self.flush()
         for parked, peer in pulls:
             is_new = offset_max is None or offset_max > parked.scan_offset
             if parked.is_done or parked.is_attempt_pending or not is_new:
                 continue
-            if self.shares.has_to_wait(peer):
+            if self.scheduler.has_to_wait(peer):
                 parked.is_attempt_pending = True
-                self.shares.schedule_slice(peer, partial(self.look, parked, peer))
+                self.scheduler.schedule_slice(peer, partial(self.retry, parked, peer))
             else:
-                begin_s = self.shares.now_s()
-                self._look(parked, peer, self.write)
-                self.shares.spent(peer, begin_s)
-        if self.popping:
-            anywhere = self._by_queue.get((topic, ANY_QUEUE), NOBODY)
-            for contest, rivals in (*waiting.items(), *anywhere.items()):
-                if contest:
-                    self._offer(rivals)
+                begin_s = self.scheduler.now_s()
+                self._retry(parked, peer, self.queue_frame)
+                self.scheduler.spent(peer, begin_s)
+        if self.parked_pops:
+            anywhere = self._by_queue.get((topic, ANY_QUEUE), NO_WAITERS)
+            for competition_key, pops in (*waiting.items(), *anywhere.items()):
+                if competition_key:
+                    self._offer(pops)
 
-    def _offer(self, rivals: Rivals) -> None:
-        """There may be messages for one of these, and for the next one if it leaves some. HOT."""
-        while rivals:
-            parked, peer = next(iter(rivals.items()))
+    def _offer(self, pops: CompetingPops) -> None:
+        """Retry the pop that has waited longest, then the next one as long as messages are left.
+
+        Called for each commit: keep it cheap.
+        """
+        while pops:
+            parked, peer = next(iter(pops.items()))
             if parked.is_attempt_pending:
                 return
             if peer.closed:
-                self._forget(parked, peer)
+                self._remove(parked, peer)
                 continue
-            if self.shares.has_to_wait(peer):
+            if self.scheduler.has_to_wait(peer):
                 parked.is_attempt_pending = True
-                self.shares.schedule_slice(peer, partial(self.look, parked, peer))
+                self.scheduler.schedule_slice(peer, partial(self.retry, parked, peer))
                 return
-            begin_s = self.shares.now_s()
-            self._look(parked, peer, self.write)
-            self.shares.spent(peer, begin_s)
+            begin_s = self.scheduler.now_s()
+            self._retry(parked, peer, self.queue_frame)
+            self.scheduler.spent(peer, begin_s)
             if not parked.has_left_messages:
                 return
 
-    def _pass_on(self, parked: Parked) -> None:
-        """What was offered to this one is for the others of its contest."""
-        for key in parked.queues if parked.competition_key else ():
-            self._offer(self._by_queue.get(key, NOBODY).get(parked.competition_key, {}))
+    def _offer_to_others(self, parked: Parked) -> None:
+        """Offer the messages that were offered to a pop to the others of its group.
 
-    def look(
+        Do nothing for a pull.
+        """
+        for key in parked.queues if parked.competition_key else ():
+            self._offer(self._by_queue.get(key, NO_WAITERS).get(parked.competition_key, {}))
+
+    def retry(
         self,
         parked: Parked,
         peer: Peer,
         write: Callable[[Peer, bytes], None] = Peer.write,
     ) -> None:
-        """A pull looks again, at any time: its answer leaves at once. HOT."""
-        self._look(parked, peer, write)
+        """Retry a parked request now, and send its answer with `write`.
+
+        If a pop leaves messages, they are offered to the other pops of its group. `Peer.write`
+        sends the answer at once.
+        """
+        self._retry(parked, peer, write)
         if parked.has_left_messages:
             parked.has_left_messages = False
-            self._pass_on(parked)
+            self._offer_to_others(parked)
 
-    def _look(
+    def _retry(
         self,
         parked: Parked,
         peer: Peer,
@@ -157,83 +185,91 @@ class LongPolls:
         *,
         is_last: bool = False,
     ) -> None:
-        """An error is its answer and nobody else's. HOT."""
+        """Retry a parked request, and remove it if it is answered.
+
+        With `is_last` it is always answered. An exception is logged and becomes the answer, so that
+        other requests are not affected.
+        """
         parked.is_attempt_pending = False
         if parked.is_done:
             return
         try:
             answer = parked.try_answer(parked, is_last)
         except Exception as error:
-            log.exception("a waiting pull of %s:%d failed", *parked.queues[0])
+            log.exception("a parked request for %s:%d failed", *parked.queues[0])
             remark = f"{type(error).__name__}: {error}"
             answer = encode_answer(parked.command, ResponseCode.SYSTEM_ERROR, remark=remark)
         if answer is not None or is_last:
-            self._forget(parked, peer)
+            self._remove(parked, peer)
             if isinstance(answer, Durable):
-                self.hold(peer, *answer)
+                self.send_after_commit(peer, *answer)
             else:
                 write(peer, answer or b"")
 
-    def look_on(
-        self, parked: Parked, peer: Peer, judgement: PostponedWork | None
-    ) -> WorkItem[None]:
-        """What the next look has to know first, and that look."""
+    def retry_after(self, parked: Parked, peer: Peer, work: PostponedWork | None) -> WorkItem[None]:
+        """Run `work` if there is one, then retry the request. `Background` runs the steps."""
         yield None
-        if judgement is not None:
-            judgement.store_result((yield judgement.run))
-        self.look(parked, peer)
+        if work is not None:
+            work.store_result((yield work.run))
+        self.retry(parked, peer)
 
     def expire(self, now_s: float) -> None:
-        """Answers the pulls whose time is over."""
+        """Answer the requests whose deadline is at or before `now_s`."""
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, _, peer, parked = heapq.heappop(self._deadlines)
             had_offer = parked.is_attempt_pending and not parked.is_done
-            self._look(parked, peer, self.write, is_last=True)
+            self._retry(parked, peer, self.queue_frame, is_last=True)
             if had_offer or parked.has_left_messages:
                 parked.has_left_messages = False
-                self._pass_on(parked)
+                self._offer_to_others(parked)
 
-    def end_topic(self, topic: str) -> None:
-        """Answer every pull, pop and notification that waits for messages of a deleted topic. Call
-        it when the topic has left the table of topics: the last look of each then answers
-        TOPIC_NOT_EXIST (17)."""
+    def answer_deleted_topic(self, topic: str) -> None:
+        """Answer every pull, pop and notification that waits for messages of a deleted topic.
+
+        Call it when the topic has left the table of topics: the last retry of each request then
+        answers TOPIC_NOT_EXIST (17).
+        """
         waiting = [
             (parked, peer)
-            for (name, _), contests in self._by_queue.items()
+            for (name, _), requests_by_key in self._by_queue.items()
             if name == topic
-            for rivals in contests.values()
-            for parked, peer in rivals.items()
+            for requests in requests_by_key.values()
+            for parked, peer in requests.items()
             if parked.queues[0][0] == topic  # a pop also waits for its retry topics
         ]
         for parked, peer in waiting:
-            self._look(parked, peer, Peer.write, is_last=True)
+            self._retry(parked, peer, Peer.write, is_last=True)
 
-    def disconnect(self, peer: Peer) -> None:
-        """The connection is gone: its pulls are forgotten."""
-        gone = tuple(self._by_peer.get(peer, ()))
-        for parked in gone:
-            self._forget(parked, peer)
-        for parked in gone:
+    def remove_connection(self, peer: Peer) -> None:
+        """Forget the parked requests of a closed connection.
+
+        What was offered to its pops is offered to the other pops of their groups.
+        """
+        closed = tuple(self._by_peer.get(peer, ()))
+        for parked in closed:
+            self._remove(parked, peer)
+        for parked in closed:
             if parked.is_attempt_pending:
-                self._pass_on(parked)
+                self._offer_to_others(parked)
 
-    def _forget(self, parked: Parked, peer: Peer) -> None:
+    def _remove(self, parked: Parked, peer: Peer) -> None:
+        """Remove a parked request from all tables. It stays in the heap until its deadline."""
         parked.is_done = True
         self._size -= 1
-        mine = self._by_peer[peer]
+        parked_of_peer = self._by_peer[peer]
         for key in parked.queues:
-            contests = self._by_queue[key]
-            rivals = contests[parked.competition_key]
-            del rivals[parked]
-            if not rivals:
-                del contests[parked.competition_key]
-            if not contests:
+            requests_by_key = self._by_queue[key]
+            requests = requests_by_key[parked.competition_key]
+            del requests[parked]
+            if not requests:
+                del requests_by_key[parked.competition_key]
+            if not requests_by_key:
                 del self._by_queue[key]
-        self.popping -= bool(parked.competition_key)
-        mine.discard(parked)
-        if not mine:
+        self.parked_pops -= bool(parked.competition_key)
+        parked_of_peer.discard(parked)
+        if not parked_of_peer:
             del self._by_peer[peer]
-        # Answered pulls stay in the heap until their deadline, unless they are most of it.
+        # Rebuild the heap when answered requests, which stay in it, are most of its entries.
         if len(self._deadlines) > 64 and len(self._deadlines) > 4 * self._size:
             self._deadlines = [entry for entry in self._deadlines if not entry[3].is_done]
             heapq.heapify(self._deadlines)

@@ -1,14 +1,16 @@
-"""Counting the messages of a queue that a subscription really brings to its consumer.
+"""Counting the messages of a queue that match a subscription.
 
-    *        every one: the difference of two offsets
-    tags     the codes in the consume queue are compared, as a pull does, and of each hit the tag
-             itself: two tags may have the same code, and the client drops what it did not ask for
-    SQL92    verdicts on blocks of property columns; the record where they cannot tell, or without
-             columns
+    *        every message: the difference of two offsets
+    tags     the tag codes in the consume queue are compared, as a pull does, and then the tag of
+             each hit: two tags may have the same code, and the client drops messages with a tag
+             that it did not ask for
+    SQL92    verdicts on blocks of property columns, and on the record itself where the columns
+             cannot decide or do not exist
 
-What was counted once is kept as a `Tally` of a range of the queue. When the range moves on, only
-what it has left behind and what is new are looked at: `count = tally - left + new`, which is exact
-because stored messages do not change. How fast both go is where an estimate of the time comes from.
+A count is kept as a `Tally` of an offset range. When the range moves on, only the messages that it
+left behind and the new ones are examined: `count = tally - passed + arrived`. This is exact,
+because stored messages do not change. The speed of both gives the estimate of the time until the
+range is empty.
 """
 
 from collections import deque
@@ -41,52 +43,60 @@ if TYPE_CHECKING:
     from sluicemq.store.columns.blocks import Load
 
 TAG_UNITS: Final = 1 << 16
-RECORDS_A_STEP: Final = 256
-ROWS_A_STEP: Final = 64
-"""So many of them are judged in a step."""
-PARTS_A_JOB: Final = 4
+"""The number of units whose tag codes are compared in one step."""
+RECORDS_PER_STEP: Final = 256
+"""The number of records that are read in one step."""
+ROWS_PER_STEP: Final = 64
+"""The number of records that are evaluated in one step."""
+BLOCKS_PER_JOB: Final = 4
+"""The number of blocks that are counted in one job."""
 ROWS_INLINE: Final = 8192
-"""Larger blocks take milliseconds: they are judged in another thread; smaller ones too when the
-expression is long (`INLINE_WEIGHT_MAX`)."""
+"""The most rows of a block that is evaluated on the event loop.
+
+Larger blocks take milliseconds and are evaluated on another thread, as are smaller ones with a long
+expression (`INLINE_WEIGHT_MAX`).
+"""
 SAMPLES_KEPT: Final = 16
+"""The number of samples in a `Tally`."""
 TALLIES_KEPT: Final = 65_536
+"""The most tallies that are kept."""
 
 
-class Records:
-    """Properties of stored messages, one by one: the slow way."""
+class StoredProperties:
+    """The properties of stored messages, read record by record. This is slow."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def at(self, topic: str, queue_id: int, offset: int) -> dict[str, str] | None:
-        """None when no message lies there."""
+    def read_at(self, topic: str, queue_id: int, offset: int) -> dict[str, str] | None:
+        """Return the properties of the message at `offset`; None if there is no message."""
         units = self._store.reader.units(topic, queue_id, offset, 1)
-        return self._of_unit(*UNIT.unpack(units)[:2]) if len(units) else None
+        return self._read_unit(*UNIT.unpack(units)[:2]) if len(units) else None
 
-    def between(
+    def iter_range(
         self, topic: str, queue_id: int, start: int, end: int
     ) -> Iterator[tuple[int, dict[str, str]]]:
-        """(offset, properties) of the messages with offsets [start, end) that are there."""
+        """Yield (offset, properties) of each existing message in [`start`, `end`)."""
         while start < end:
             units = self._store.reader.units(
-                topic, queue_id, start, min(end - start, RECORDS_A_STEP)
+                topic, queue_id, start, min(end - start, RECORDS_PER_STEP)
             )
             if not len(units):
                 return
             for position, size, _ in UNIT.iter_unpack(units):
-                properties = self._of_unit(position, size)
+                properties = self._read_unit(position, size)
                 if properties is not None:
                     yield start, properties
                 start += 1
 
-    def of_hits(self, units: memoryview | bytearray | bytes, hits: list[int]) -> Iterator[str]:
-        """The tags of some of the units, "" without one."""
+    def iter_tags(self, units: memoryview | bytearray | bytes, hits: list[int]) -> Iterator[str]:
+        """Yield the tag of each unit whose index is in `hits`; "" for a message without a tag."""
         for index in hits:
             position, size, _ = UNIT.unpack_from(units, index * UNIT_BYTES)
-            properties = self._of_unit(position, size)
+            properties = self._read_unit(position, size)
             yield "" if properties is None else properties.get(TAGS, "")
 
-    def _of_unit(self, position: int, size: int) -> dict[str, str] | None:
+    def _read_unit(self, position: int, size: int) -> dict[str, str] | None:
         view = None if size == BLANK_SIZE else self._store.reader.view_at(position)
         if view is None or len(view) < size:
             return None
@@ -94,19 +104,27 @@ class Records:
         return decode_properties(record[properties_slice(record)])
 
 
-class Wanted:
-    """What a subscription wants, ready to be counted. `key` tells it from others.
+class MatchCriteria:
+    """What a subscription or the rule of a lane matches, prepared for counting.
 
-    Raises FilterSyntaxError when the expression does not compile or its kind is unknown."""
+    `key` identifies the criteria. A filter by tags sets `tags` and their `codes`. An SQL92 filter,
+    or the rule of a lane, sets `vectorised`, which evaluates blocks of columns, `verdict`, which
+    evaluates the properties of one message, and `weight`, the length of its expressions. If
+    `codes` and `vectorised` are None, every message matches.
+    """
 
-    __slots__ = ("codes", "is_nothing", "key", "tags", "vectorised", "verdict", "weight")
+    __slots__ = ("codes", "key", "matches_nothing", "tags", "vectorised", "verdict", "weight")
 
     def __init__(self, subscription: Subscription) -> None:
+        """Compile the filter of `subscription`.
+
+        Raises FilterSyntaxError if the expression does not compile or its kind is unknown.
+        """
         self.key: tuple[str, object] = (subscription.kind, subscription.expression)
         self.codes: frozenset[int] | None = None
         self.tags: frozenset[str] = frozenset()
         self.vectorised: Vectorised | RuleColumns | None = None
-        self.is_nothing = False
+        self.matches_nothing = False
         self.weight = 0
         self.verdict: Verdict | None = None
         if not is_tag_kind(subscription.kind):
@@ -121,155 +139,205 @@ class Wanted:
             self.codes = subscription.codes or codes
 
     @classmethod
-    def of_rule(cls, rule: Rule) -> "Wanted":
-        """What a lane's rule wants."""
-        made = cls(Subscription("", ALL))
-        made.key = ("RULE", rule)
-        judge = RuleFilter(rule)
-        made.weight = judge.weight
+    def from_rule(cls, rule: Rule) -> "MatchCriteria":
+        """Return the criteria of a lane's rule."""
+        criteria = cls(Subscription("", ALL))
+        criteria.key = ("RULE", rule)
+        rule_filter = RuleFilter(rule)
+        criteria.weight = rule_filter.weight
         if rule != clause([EVERYTHING]):
-            made.vectorised, made.verdict = judge.vectorised, judge.by_commit_log
-        made.is_nothing = not rule
-        return made
+            criteria.vectorised, criteria.verdict = (
+                rule_filter.vectorised,
+                rule_filter.by_commit_log,
+            )
+        criteria.matches_nothing = not rule
+        return criteria
 
     @property
-    def is_everything(self) -> bool:
+    def matches_everything(self) -> bool:
+        """Whether every message matches."""
         return self.codes is None and self.vectorised is None
 
-    def is_quick_on(self, rows: int) -> bool:
-        """Are so many rows judged in a millisecond or two?"""
+    def is_fast_for(self, rows: int) -> bool:
+        """Return whether this many rows are evaluated within a millisecond or two."""
         return rows <= ROWS_INLINE and self.weight <= INLINE_WEIGHT_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """So many of the messages [start, end) match. `place`: where the last of them lies, by which a
-    topic that was deleted and made again is known. `passed` and `arrived`: matches that the range
-    has left behind and taken in since it was first counted, `samples` of both with their times."""
+    """The number `count` of matches among the messages [`start`, `end`) of a queue.
+
+    `last_position` is the log position of the last of these messages, by which a topic that was
+    deleted and created again is recognised. `passed_count` and `arrived_count` are the matches that
+    the range has left behind and taken in since it was first counted. `samples` are (monotonic
+    time, passed, arrived).
+    """
 
     start: int
     end: int
     count: int
-    place: int
-    passed: int
-    arrived: int
+    last_position: int
+    passed_count: int
+    arrived_count: int
     samples: deque[tuple[float, int, int]]
 
     @property
     def eta_s(self) -> float | None:
-        """When the range will hold no match, at the pace of the samples; None: not known, or never
-        at this pace."""
+        """The seconds until the range will contain no match, at the speed of the samples.
+
+        None if that is unknown, or never at this speed.
+        """
         if not self.count:
             return 0.0
-        (begin_s, passed, arrived), (end_s, *_) = self.samples[0], self.samples[-1]
-        drained = (self.passed - passed) - (self.arrived - arrived)
+        begin_s, passed, arrived = self.samples[0]
+        end_s, *_ = self.samples[-1]
+        drained = (self.passed_count - passed) - (self.arrived_count - arrived)
         return self.count * (end_s - begin_s) / drained if drained > 0 else None
 
 
-class Matching:
-    """Counts in the queues of one store."""
+class MatchCounter:
+    """Counts matching messages in the queues of one store.
+
+    The methods that return `WorkItem` do their work in steps for `net.work.background`.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.records = Records(store)
+        self.properties = StoredProperties(store)
         self._tallies: dict[tuple[str, str, int], tuple[tuple[str, object], Tally]] = {}
 
-    def lag(
-        self, group: str, topic: str, queue_id: int, wanted: Wanted, start: int, now_s: float
+    def count_lag(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        criteria: MatchCriteria,
+        start: int,
+        now_s: float,
     ) -> WorkItem[Tally]:
-        """Of the messages from `start` to the end of the queue."""
+        """Count the matches from `start` to the end of a queue.
+
+        The last tally of the group is updated if that is possible.
+        """
         key = (group, topic, queue_id)
         first, end = self._store.queue_offsets(topic, queue_id)
         start = min(max(start, first), end)
-        count = partial(self.count, topic, queue_id, wanted)
-        kept, known = self._tallies.get(key, (None, None))
+        count = partial(self.count_range, topic, queue_id, criteria)
+
+        known_key, known = self._tallies.get(key, (None, None))
         if known is not None and (
-            kept != wanted.key
+            known_key != criteria.key
             or known.start < first
-            or known.place != self._place(topic, queue_id, known.end - 1)
+            or known.last_position != self._position_of(topic, queue_id, known.end - 1)
         ):
             known = None
+
         if known is not None and known.start <= start <= known.end <= end:
-            if start - known.start <= known.end - start:  # the shorter part tells of both
+            # Count the shorter one of the parts before and after `start`.
+            if start - known.start <= known.end - start:
                 passed = yield from count(known.start, start)
             else:
                 passed = known.count - (yield from count(start, known.end))
             arrived = yield from count(known.end, end)
             total = known.count - passed + arrived
-            passed, arrived = known.passed + passed, known.arrived + arrived
+            passed, arrived = known.passed_count + passed, known.arrived_count + arrived
             samples = known.samples.copy()
         else:
-            if known is not None and start < known.start <= known.end <= end:  # it went back
+            if known is not None and start < known.start <= known.end <= end:
+                # The offset of the group was reset to an earlier one.
                 before = yield from count(start, known.start)
                 total = before + known.count + (yield from count(known.end, end))
             else:
                 total = yield from count(start, end)
             passed, arrived, samples = 0, 0, deque(maxlen=SAMPLES_KEPT)
         samples.append((now_s, passed, arrived))
-        place = self._place(topic, queue_id, end - 1)
-        tally = Tally(start, end, total, place, passed, arrived, samples)
-        went = self._store.queue_offsets(topic, queue_id)[0] > start  # while we were counting
-        if not went and (place >= 0 or start == end):
-            self._tallies[key] = (wanted.key, tally)
+
+        last_position = self._position_of(topic, queue_id, end - 1)
+        tally = Tally(
+            start=start,
+            end=end,
+            count=total,
+            last_position=last_position,
+            passed_count=passed,
+            arrived_count=arrived,
+            samples=samples,
+        )
+        # Retention may have deleted messages of the range while they were counted.
+        is_deleted = self._store.queue_offsets(topic, queue_id)[0] > start
+        if not is_deleted and (last_position >= 0 or start == end):
+            self._tallies[key] = (criteria.key, tally)
             if len(self._tallies) > TALLIES_KEPT:
                 del self._tallies[next(iter(self._tallies))]
         return tally
 
-    def lane_lag(
+    def count_lane_lag(
         self, name: str, topic: str, queue_id: int, place: Place, now_s: float
     ) -> WorkItem[Tally]:
-        """Of a lane, by its rules from its place on. The one that holds to the end is counted by
-        what is known of it, those before it anew: they are gone when the lane has passed them."""
+        """Count the messages that a lane still has to receive, from `place` on by its rules.
+
+        Only the messages under the last rule are counted from a tally. Those under earlier rules
+        are counted again each time: they are gone once the lane has passed them.
+        """
         first, end = self._store.queue_offsets(topic, queue_id)
-        start = at = min(max(place.position, first), end)
-        closed: list[tuple[int, int, Rule]] = []
-        rule, until = place.rule_at(at)
+        start = rule_start = min(max(place.position, first), end)
+        earlier: list[tuple[int, int, Rule]] = []
+        rule, until = place.rule_at(rule_start)
         while until is not None and until < end:
-            closed.append((at, until, rule))
-            at = until
-            rule, until = place.rule_at(at)
-        tally = yield from self.lag(name, topic, queue_id, Wanted.of_rule(rule), at, now_s)
+            earlier.append((rule_start, until, rule))
+            rule_start = until
+            rule, until = place.rule_at(rule_start)
+
+        criteria = MatchCriteria.from_rule(rule)
+        tally = yield from self.count_lag(name, topic, queue_id, criteria, rule_start, now_s)
         count = tally.count
-        for low, high, other in closed:
-            count += yield from self.count(topic, queue_id, Wanted.of_rule(other), low, high)
+        for low, high, earlier_rule in earlier:
+            criteria = MatchCriteria.from_rule(earlier_rule)
+            count += yield from self.count_range(topic, queue_id, criteria, low, high)
         return replace(tally, start=start, count=count)
 
-    def _place(self, topic: str, queue_id: int, offset: int) -> int:
+    def _position_of(self, topic: str, queue_id: int, offset: int) -> int:
+        """Return the log position of the message at `offset`, -1 if there is none."""
         units = self._store.reader.units(topic, queue_id, offset, 1) if offset >= 0 else b""
         return int(UNIT.unpack(units)[0]) if len(units) else -1
 
-    def count(
-        self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
+    def count_range(
+        self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
     ) -> WorkItem[int]:
-        """Matches among the messages [start, end)."""
-        if start >= end or wanted.is_nothing:
+        """Count the matches among the messages [`start`, `end`) of a queue."""
+        if start >= end or criteria.matches_nothing:
             return 0
-        if wanted.is_everything:
+        if criteria.matches_everything:
             return end - start
-        if wanted.codes is not None:
-            return (yield from self._count_tags(topic, queue_id, wanted, start, end))
+        if criteria.codes is not None:
+            return (yield from self._count_tags(topic, queue_id, criteria, start, end))
         columns = self._store.columns
         if not columns.is_warm:
             yield columns.warm_up
-        assert wanted.vectorised is not None
-        parts = columns.parts(topic, queue_id, start, end, wanted.vectorised)
+        assert criteria.vectorised is not None
+        parts = columns.parts(topic, queue_id, start, end, criteria.vectorised)
         if parts is None:
-            return (yield from self._count_verdicts(topic, queue_id, wanted, start, end))
+            return (yield from self._count_verdicts(topic, queue_id, criteria, start, end))
         total = 0
-        while batch := list(islice(parts, PARTS_A_JOB)):
-            total += yield from self._count_batch(topic, queue_id, wanted, batch)
+        while batch := list(islice(parts, BLOCKS_PER_JOB)):
+            total += yield from self._count_batch(topic, queue_id, criteria, batch)
         return total
 
     def _count_batch(
-        self, topic: str, queue_id: int, wanted: Wanted, batch: "list[ColumnBlock | Load]"
+        self, topic: str, queue_id: int, criteria: MatchCriteria, batch: "list[ColumnBlock | Load]"
     ) -> WorkItem[int]:
-        """Of some blocks in one job, those that are not in memory too."""
-        vectorised = wanted.vectorised
+        """Count the matches in some blocks in one job.
+
+        The job also loads the blocks that are not in memory.
+        """
+        vectorised = criteria.vectorised
         assert vectorised is not None
         counts: list[int | None] = []
 
         def job() -> None:
-            """In any thread. None where records have to be asked, or a block cannot be had."""
+            """Append the count of each block; None where records have to be read.
+
+            Runs on any thread.
+            """
             for part in batch:
                 block = part if isinstance(part, ColumnBlock) else part.run()
                 if block is not None:
@@ -280,7 +348,7 @@ class Matching:
 
         loads = [part for part in batch if not isinstance(part, ColumnBlock)]
         rows = sum(part.rows for part in batch if isinstance(part, ColumnBlock))
-        if loads or not wanted.is_quick_on(rows):
+        if loads or not criteria.is_fast_for(rows):
             yield job
         else:
             job()
@@ -291,81 +359,85 @@ class Matching:
         for part, count in zip(batch, counts, strict=True):
             if count is None:
                 first = part.first_offset if isinstance(part, ColumnBlock) else part.start
-                count = yield from self._count_verdicts(topic, queue_id, wanted, first, part.end)  # noqa: PLW2901
-            total += count
+                total += yield from self._count_verdicts(topic, queue_id, criteria, first, part.end)
+            else:
+                total += count
         return total
 
     def _count_verdicts(
-        self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
+        self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
     ) -> WorkItem[int]:
-        """Row by row, the records where columns cannot tell."""
+        """Count the matches row by row, with records where columns cannot decide."""
         total = 0
-        for found in self.verdicts(topic, queue_id, wanted, start, end, only_matches=True):
-            if callable(found):
-                yield found
+        for step in self.iter_verdicts(topic, queue_id, criteria, start, end, only_matches=True):
+            if callable(step):
+                yield step
             else:
-                total += 0 if found is None else found[1].tobytes().count(TRUE)
+                total += 0 if step is None else step[1].tobytes().count(TRUE)
                 yield None
         return total
 
-    def verdicts(
+    def iter_verdicts(
         self,
         topic: str,
         queue_id: int,
-        wanted: Wanted,
+        criteria: MatchCriteria,
         start: int,
         end: int,
         *,
         only_matches: bool = False,
     ) -> "Iterator[Job | tuple[int, NDArray[np.uint8]] | None]":
-        """For SQL92: verdicts on the messages [start, end), in order, each array with the offset of
-        its first one; between them jobs to offload, and None where others may have their turn.
-        `only_matches`: blocks without a match may be left out.
+        """Evaluate an SQL92 filter on the messages [`start`, `end`), in order.
+
+        Yield (offset of the first message, array of verdicts) for each block; between them yield
+        jobs to run on another thread, and None where other work may run. With `only_matches`,
+        blocks without a match may be left out.
         """
         columns = self._store.columns
         if not columns.is_warm:
             yield columns.warm_up
-        pruning = wanted.vectorised if only_matches else None
+        pruning = criteria.vectorised if only_matches else None
         blocks = columns.blocks(topic, queue_id, start, end, pruning)
         if blocks is None:
-            import numpy as np  # noqa: PLC0415 - only when somebody filters
+            import numpy as np  # noqa: PLC0415 - NumPy is loaded only for filters
 
-            for low in range(start, end, RECORDS_A_STEP):
-                high = min(low + RECORDS_A_STEP, end)
+            for low in range(start, end, RECORDS_PER_STEP):
+                high = min(low + RECORDS_PER_STEP, end)
                 verdicts = np.zeros(high - low, np.uint8)
-                records = dict(self.records.between(topic, queue_id, low, high))
+                records = dict(self.properties.iter_range(topic, queue_id, low, high))
                 rows = [offset - low for offset in records]
-                yield from _judge_records(wanted, rows, list(records.values()), verdicts)
+                yield from _judge_records(criteria, rows, list(records.values()), verdicts)
                 yield low, verdicts
             return
-        vectorised = wanted.vectorised
+        vectorised = criteria.vectorised
         assert vectorised is not None
         for block in blocks:
             judged: list[NDArray[np.uint8]] = []
 
-            def judge(block: ColumnBlock = block) -> None:  # in any thread
-                judged.append(vectorised.verdicts(block))  # noqa: B023 - before the next block
+            def judge(block: ColumnBlock = block) -> None:  # runs on any thread
+                judged.append(vectorised.verdicts(block))  # noqa: B023 - runs before the next block
 
-            if wanted.is_quick_on(block.rows):
+            if criteria.is_fast_for(block.rows):
                 judge()
             else:
                 yield judge
             verdicts = judged[0]
             if NEEDS_RECORD in verdicts:
                 verdicts = verdicts.copy()
-                asked = iter((verdicts == NEEDS_RECORD).nonzero()[0].tolist())
-                while chunk := list(islice(asked, RECORDS_A_STEP)):
-                    at = partial(self.records.at, topic, queue_id)
-                    found = [at(block.first_offset + row) for row in chunk]
-                    yield from _judge_records(wanted, chunk, found, verdicts)
+                undecided = iter((verdicts == NEEDS_RECORD).nonzero()[0].tolist())
+                while rows := list(islice(undecided, RECORDS_PER_STEP)):
+                    read_at = partial(self.properties.read_at, topic, queue_id)
+                    properties = [read_at(block.first_offset + row) for row in rows]
+                    yield from _judge_records(criteria, rows, properties, verdicts)
             yield block.first_offset, verdicts
 
     def _count_tags(
-        self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
+        self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
     ) -> WorkItem[int]:
-        from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
+        """Count the messages whose tag is one of the wanted tags."""
+        from sluicemq.store import bulk  # noqa: PLC0415 - NumPy is loaded only for filters
 
-        assert wanted.codes is not None
+        assert criteria.codes is not None
         columns = self._store.columns
         if end - start > TAG_UNITS and not columns.is_warm:
             yield columns.warm_up
@@ -376,22 +448,26 @@ class Matching:
             units = self._store.reader.units(topic, queue_id, start, min(stop - start, TAG_UNITS))
             if not len(units):
                 break
-            hits = bulk.find_tag_codes(units, wanted.codes).tolist()
+            hits = bulk.find_tag_codes(units, criteria.codes).tolist()
             if hits:
-                total += yield from self._count_hits(wanted, bytes(units), hits, part)
+                total += yield from self._count_hits(criteria, bytes(units), hits, part)
             start += len(units) // UNIT_BYTES
             yield None
         return total
 
     def _count_hits(
         self,
-        wanted: Wanted,
+        criteria: MatchCriteria,
         units: bytes,
         hits: list[int],
         part: "ColumnBlock | Load | None",
     ) -> WorkItem[int]:
-        """Of units with a code that is wanted, those whose tag is; `part` has the tags of all
-        units in the queue from the first of these on."""
+        """Count the units in `hits` whose tag is one of the wanted tags.
+
+        `units` are units of the queue, and `hits` the indices of those with a wanted tag code.
+        `part` has the tags of all messages from the first of `units` on; None if there are no
+        columns.
+        """
         block: ColumnBlock | None = None
         if isinstance(part, ColumnBlock):
             block = part
@@ -399,55 +475,60 @@ class Matching:
             yield part.run
             self._store.columns.loaded(part)
             block = None if part.block is None else part.block.part(part.start, part.end)
-        count = None if block is None else _count_rows(wanted, block, hits)
-        if part is None and len(hits) >= RECORDS_A_STEP:  # few ones are read one by one
+        count = None if block is None else _count_rows(criteria, block, hits)
+        if part is None and len(hits) >= RECORDS_PER_STEP:
+            # Decode the hits as one block of columns. Fewer hits are read one by one below.
             begins = [hit * UNIT_BYTES for hit in hits]
             joined = b"".join([units[begin : begin + UNIT_BYTES] for begin in begins])
-            if (picked := self._store.columns.picked(joined)) is not None:
-                made: list[ColumnBlock] = []
-                yield lambda: made.append(picked())
-                count = _count_rows(wanted, made[0], range(len(hits)))
+            if (decode := self._store.columns.picked(joined)) is not None:
+                decoded: list[ColumnBlock] = []
+                yield lambda: decoded.append(decode())
+                count = _count_rows(criteria, decoded[0], range(len(hits)))
         if count is not None:
             return count
-        total, coming = 0, iter(hits)
-        while chunk := list(islice(coming, RECORDS_A_STEP)):
-            total += sum(tag in wanted.tags for tag in self.records.of_hits(units, chunk))
+
+        total, remaining = 0, iter(hits)
+        while chunk := list(islice(remaining, RECORDS_PER_STEP)):
+            total += sum(tag in criteria.tags for tag in self.properties.iter_tags(units, chunk))
             yield None
         return total
 
 
-def _count_rows(wanted: Wanted, block: "ColumnBlock", rows: Sequence[int]) -> int | None:
-    """How many of these rows have a tag that is wanted; None when columns cannot tell."""
-    import numpy as np  # noqa: PLC0415 - only when somebody filters
+def _count_rows(criteria: MatchCriteria, block: "ColumnBlock", rows: Sequence[int]) -> int | None:
+    """Return how many of these rows have a wanted tag; None if the columns cannot decide."""
+    import numpy as np  # noqa: PLC0415 - NumPy is loaded only for filters
 
     if len(block.odd) or TAGS in block.excluded:
         return None
     column = block.columns.get(TAGS)
     if column is None:
-        return len(rows) if "" in wanted.tags else 0
-    codes = [at for at, tag in enumerate(column.values) if tag in wanted.tags]
-    if "" in wanted.tags:
+        return len(rows) if "" in criteria.tags else 0
+    codes = [code for code, tag in enumerate(column.values) if tag in criteria.tags]
+    if "" in criteria.tags:
         codes.append(-1)
     return int(np.isin(column.codes[np.array(rows, np.intp)], codes).sum())
 
 
 def _judge_records(
-    wanted: Wanted,
+    criteria: MatchCriteria,
     rows: list[int],
-    found: Sequence[Mapping[str, str] | None],
+    properties: Sequence[Mapping[str, str] | None],
     verdicts: "NDArray[np.uint8]",
 ) -> Iterator[Job | None]:
-    """By the properties of these rows, None where there is no message."""
-    verdict = wanted.verdict
+    """Write the verdict on each of `rows` into `verdicts`, in steps.
+
+    `properties` are those of the rows, None where there is no message.
+    """
+    verdict = criteria.verdict
     assert verdict is not None
 
     def judge(start: int, stop: int) -> None:
-        for row, properties in zip(rows[start:stop], found[start:stop], strict=True):
-            verdicts[row] = FALSE if properties is None else verdict_of(verdict, properties)
+        for row, values in zip(rows[start:stop], properties[start:stop], strict=True):
+            verdicts[row] = FALSE if values is None else verdict_of(verdict, values)
 
-    if wanted.weight > INLINE_WEIGHT_MAX:
+    if criteria.weight > INLINE_WEIGHT_MAX:
         yield partial(judge, 0, len(rows))
         return
-    for start in range(0, len(rows), ROWS_A_STEP):
-        judge(start, start + ROWS_A_STEP)
+    for start in range(0, len(rows), ROWS_PER_STEP):
+        judge(start, start + ROWS_PER_STEP)
         yield None

@@ -1,14 +1,16 @@
-"""Tell members that their group has changed (NOTIFY_CONSUMER_IDS_CHANGED, 40), coalesced.
+"""Notices to members that their group has changed, NOTIFY_CONSUMER_IDS_CHANGED (40), coalesced.
 
-A member that joins, leaves or changes its topics makes every member of its group balance again. Of
-n members that come one after the other, RocketMQ's broker sends n * n / 2 notices: 45,000 of 300,
-and each makes a client ask every broker for the members. Here a group has an allowance of notices,
-which grows by `RATE` a second up to `BURST`. While it lasts, a change is told at once, before the
-answer to the heartbeat that made it (spec/traffic, item 2). A change beyond it waits until the
-allowance has grown again, at most `WAIT_S_MAX` and a sweep, and all changes that wait are told
-together. If n members change within s seconds, the broker sends about n + RATE * s notices.
+A member that joins, leaves or changes its topics makes every member of its group rebalance. When n
+members join one after the other, RocketMQ's broker sends n * n / 2 notices: 45,000 for 300 members,
+and each makes a client ask every broker for the members.
 
-A notice says only that there was a change, so none is lost when one notice stands for several.
+Here each group has a token bucket, which is filled with NOTICES_PER_SECOND tokens a second up to
+NOTICES_BURST. While it has tokens, members are notified at once, before the answer to the heartbeat
+that made the change (spec/traffic, item 2). Later changes wait until the bucket has tokens again,
+at most WAIT_S_MAX and the time until the next `send_due`, and are then announced together. If n
+members change within s seconds, the broker sends about n + NOTICES_PER_SECOND * s notices.
+
+A notice says only that there was a change, so nothing is lost when one notice stands for several.
 """
 
 from collections.abc import Callable
@@ -17,64 +19,82 @@ from typing import Final
 
 from sluicemq.clock import Clock
 
-BURST: Final = 64
-RATE: Final = 500
-"""Notices of one group a second, once it has used its burst."""
+NOTICES_BURST: Final = 64
+"""The size of a group's token bucket: notices that are sent at once."""
+NOTICES_PER_SECOND: Final = 500
+"""Notices that one group is sent per second once its bucket is empty."""
 WAIT_S_MAX: Final = 1.0
+"""The longest time in seconds until an empty bucket has tokens again."""
 
-Keys = set[str] | None
-"""The subscriptions whose members are told; None: all members."""
+SubscriptionKeys = set[str] | None
+"""The subscription keys of the members to notify. None means all members."""
 
 
 @dataclass(slots=True)
-class Allowance:
-    """The notices that one group may be sent now: at most BURST, below 0 after a large group was
-    told. `keys` of the changes that wait, while any does (`is_due`)."""
+class NoticeBudget:
+    """The token bucket of one group, and the changes that wait for it.
 
-    left: float
-    at_s: float
-    keys: Keys = field(default_factory=set)
-    is_due: bool = False
+    `tokens` is at most NOTICES_BURST, and negative after a large group was notified. `is_pending`
+    says whether changes wait; `pending_keys` are the keys of the members to notify about them.
+    """
 
-    def grow(self, now_s: float) -> None:
-        """Add what has become allowed since the last call."""
-        self.left = min(self.left + RATE * (now_s - self.at_s), float(BURST))
-        self.at_s = now_s
+    tokens: float
+    refilled_s: float
+    pending_keys: SubscriptionKeys = field(default_factory=set)
+    is_pending: bool = False
+
+    def refill(self, now_s: float) -> None:
+        """Add the tokens for the time since the last call."""
+        refilled = self.tokens + NOTICES_PER_SECOND * (now_s - self.refilled_s)
+        self.tokens = min(refilled, float(NOTICES_BURST))
+        self.refilled_s = now_s
 
 
 @dataclass(slots=True, eq=False)
-class Notices:
-    """The notices of all groups. `send(group, keys)` tells the members with these subscriptions
-    (None: all), and returns their number."""
+class GroupChangeNotices:
+    """The notices of all groups.
+
+    `send(group, keys)` notifies the members with these subscription keys, or all members if `keys`
+    is None, and returns their number.
+    """
 
     clock: Clock
-    send: Callable[[str, Keys], int]
-    _groups: dict[str, Allowance] = field(default_factory=dict)
+    send: Callable[[str, SubscriptionKeys], int]
+    _budgets: dict[str, NoticeBudget] = field(default_factory=dict)
 
-    def changed(self, group: str, keys: Keys) -> None:
-        """Tell the members of `group` that it has changed, now or with the changes to come."""
+    def notify_change(self, group: str, keys: SubscriptionKeys) -> None:
+        """Notify members of `group` that it has changed, now or together with later changes."""
         now_s = self.clock.monotonic_s()
-        allowance = self._groups.get(group)
-        if allowance is None:
-            allowance = self._groups[group] = Allowance(BURST, now_s)
-        allowance.grow(now_s)
-        if allowance.left > 0 and not allowance.is_due:
-            self._tell(group, allowance, keys)
-        elif keys is None or not allowance.is_due:
-            allowance.keys, allowance.is_due = None if keys is None else set(keys), True
-        elif allowance.keys is not None:
-            allowance.keys |= keys
+        budget = self._budgets.get(group)
+        if budget is None:
+            budget = self._budgets[group] = NoticeBudget(NOTICES_BURST, now_s)
+        budget.refill(now_s)
+        if budget.tokens > 0 and not budget.is_pending:
+            self._send_now(group, budget, keys)
+        elif keys is None or not budget.is_pending:
+            budget.pending_keys = None if keys is None else set(keys)
+            budget.is_pending = True
+        elif budget.pending_keys is not None:
+            budget.pending_keys |= keys
 
-    def run(self) -> None:
-        """Send the notices that have waited long enough. Called at each sweep."""
+    def send_due(self) -> None:
+        """Send the pending notices of groups whose bucket has tokens again.
+
+        Called several times a second.
+        """
         now_s = self.clock.monotonic_s()
-        for group, allowance in tuple(self._groups.items()):
-            allowance.grow(now_s)
-            if allowance.is_due and allowance.left > 0:
-                allowance.is_due = False
-                self._tell(group, allowance, allowance.keys)
-            elif not allowance.is_due and allowance.left >= BURST:
-                del self._groups[group]
+        for group, budget in tuple(self._budgets.items()):
+            budget.refill(now_s)
+            if budget.is_pending and budget.tokens > 0:
+                budget.is_pending = False
+                self._send_now(group, budget, budget.pending_keys)
+            elif not budget.is_pending and budget.tokens >= NOTICES_BURST:
+                del self._budgets[group]
 
-    def _tell(self, group: str, allowance: Allowance, keys: Keys) -> None:
-        allowance.left = max(allowance.left - self.send(group, keys), -RATE * WAIT_S_MAX)
+    def _send_now(self, group: str, budget: NoticeBudget, keys: SubscriptionKeys) -> None:
+        """Send a notice to each member now, at the cost of one token per member.
+
+        The number of tokens is limited below, so that the group waits at most WAIT_S_MAX.
+        """
+        tokens_min = -NOTICES_PER_SECOND * WAIT_S_MAX
+        budget.tokens = max(budget.tokens - self.send(group, keys), tokens_min)

@@ -1,14 +1,16 @@
-"""What operators do with the offsets of groups: 222 303 308 314 321.
+"""Handlers for requests of operators about the offsets of consumer groups.
 
-    222   send a group to another place of a topic: by time, to an offset, to the end
-    303   how old is what a group consumes now?
-    308   the least offset of all groups, queue by queue
-    314   give one group the offsets of another
-    321   the units of a queue as they are stored
+    INVOKE_BROKER_TO_RESET_OFFSET (222)   send a group to another offset of a topic: by time, to a
+                                          given offset, or to the end
+    QUERY_CONSUME_TIME_SPAN (303)         the age of the messages that a group consumes now
+    QUERY_CORRECTION_OFFSET (308)         the least offset of all groups, queue by queue
+    CLONE_GROUP_OFFSET (314)              copy the offsets of one group to another
+    QUERY_CONSUME_QUEUE (321)             the units of a queue as they are stored
 
-A reset is done here (`useServerSideResetOffset`, the default; `offsets.py` says how it lasts) or by
-the consumers, who are told with 220. Then they have to be online, and one that does not know 220
-does nothing; that is what RocketMQ 4.x knows.
+A reset is done by the broker (`useServerSideResetOffset`, the default; `offsets.py` says how long
+it lasts), or by the consumers, which are asked with RESET_CONSUMER_CLIENT_OFFSET (220). In the
+second case they have to be connected, and a client that does not know that request does nothing;
+RocketMQ 4.x can do only this.
 """
 
 import logging
@@ -44,13 +46,18 @@ from sluicemq.wire.headers import (
 log = logging.getLogger(__name__)
 
 UNITS_MAX: Final = 2000
-OFFSET_NONE: Final = (1 << 63) - 1
-"""308's word for a queue in which no group is behind the one it is compared with."""
+"""The most units in an answer to QUERY_CONSUME_QUEUE."""
+NO_GROUP_BEHIND: Final = (1 << 63) - 1
+"""The offset that QUERY_CORRECTION_OFFSET gives if the compared group is behind all others."""
 
 
 @dataclass(slots=True, eq=False)
-class OffsetAdmin:
-    """The request family about offsets of whole groups."""
+class GroupOffsetHandlers:
+    """Request handlers for offsets of groups.
+
+    They answer INVOKE_BROKER_TO_RESET_OFFSET (222), QUERY_CONSUME_TIME_SPAN (303),
+    QUERY_CORRECTION_OFFSET (308), CLONE_GROUP_OFFSET (314) and QUERY_CONSUME_QUEUE (321).
+    """
 
     settings: Settings
     topics: Topics
@@ -64,63 +71,75 @@ class OffsetAdmin:
 
     # --------------------------------------------------------------------------------- reset
 
-    def reset(
+    def reset_offsets(
         self, header: ResetOffsetRequest, command: Command, peer: Peer
     ) -> Command | Announced:
-        """222. Answered with the new offsets, when they are on disk."""
+        """Answer INVOKE_BROKER_TO_RESET_OFFSET (222) with the new offset of each queue.
+
+        The answer leaves once the offsets are on disk, if the broker resets them itself. Raises
+        RequestError if the topic, group or queue does not exist, or the offset is not in the queue.
+        """
         topic = self.topics.require(header.topic)
         self.groups.check_exists(header.group)
-        is_ours = self.settings.broker.server_side_reset
+        is_server_side = self.settings.broker.server_side_reset
         name, queue_id, offset = topic.name, header.queue_id, header.offset
         queue_ids: Iterable[int] = range(topic.config.read_queues)
-        found: dict[MessageQueue, int] = {}
-        if is_ours and queue_id >= 0:
+        offsets: dict[MessageQueue, int] = {}
+        if is_server_side and queue_id >= 0:
             if queue_id not in queue_ids:
                 raise RequestError(
                     ResponseCode.SYSTEM_ERROR,
-                    f"queue {queue_id} is not one of the {topic.config.read_queues} queues of "
-                    f"{name}",
+                    f"Queue {queue_id} does not exist: topic {name} has "
+                    f"{topic.config.read_queues} queues.",
                 )
             queue_ids = [queue_id]
             if offset is not None and offset != -1:
                 low, high = self.store.queue_offsets(name, queue_id)
-                if not low <= offset <= high + 1:  # one too many, as the real broker allows
+                if not low <= offset <= high + 1:  # RocketMQ's broker also accepts the end plus one
                     raise RequestError(
                         ResponseCode.SYSTEM_ERROR,
-                        f"the offset {offset} is not in the queue {queue_id} of {name}, "
-                        f"which holds {low} to {high}",
+                        f"Offset {offset} is outside queue {queue_id} of topic {name}, which "
+                        f"holds {low} to {high}.",
                     )
-                found = {self._queue(name, queue_id): offset}
-        if not found:
+                offsets = {self._message_queue(name, queue_id): offset}
+        if not offsets:
             reader, ends = self.store.reader, self.store.queue_offsets
-            found = {
-                self._queue(name, queue_id): ends(name, queue_id)[1]
+            offsets = {
+                self._message_queue(name, queue_id): ends(name, queue_id)[1]
                 if header.time_ms < 0
                 else reader.offset_by_time(name, queue_id, header.time_ms, "lower")
                 for queue_id in queue_ids
             }
-        log.info(
-            "%s resets group %s of topic %s: %s", peer.remote, header.group, topic.name,
-            ", ".join(f"queue {queue.queue_id} to {offset}" for queue, offset in found.items()),
-        )  # fmt: skip
-        if is_ours:
-            self._move(header.group, found)
-            body = bodies.encode_queue_offsets(found)
-            return Announced(Command(ResponseCode.SUCCESS, body=body))
-        return self._let_consumers_reset(header, found, command.language)
 
-    def _move(self, group: str, offsets: dict[MessageQueue, int]) -> None:
+        log.info(
+            "%s resets group %s of topic %s: %s",
+            peer.remote,
+            header.group,
+            topic.name,
+            ", ".join(f"queue {queue.queue_id} to {offset}" for queue, offset in offsets.items()),
+        )
+        if is_server_side:
+            self._apply_reset(header.group, offsets)
+            body = bodies.encode_queue_offsets(offsets)
+            return Announced(Command(ResponseCode.SUCCESS, body=body))
+        return self._ask_consumers_to_reset(header, offsets, command.language)
+
+    def _apply_reset(self, group: str, offsets: dict[MessageQueue, int]) -> None:
+        """Reset offsets of a group or its lanes, and wake the requests that wait for the queues."""
         for queue, offset in offsets.items():
             if not self.consumers.lanes.reset(group, queue.topic, queue.queue_id, offset):
                 self.offsets.reset(group, queue.topic, queue.queue_id, offset)
             self.polls.wake(queue.topic, queue.queue_id)
         self.group_commit.schedule_commit()
 
-    def _let_consumers_reset(
-        self, header: ResetOffsetRequest, found: dict[MessageQueue, int], language: str
+    def _ask_consumers_to_reset(
+        self, header: ResetOffsetRequest, offsets: dict[MessageQueue, int], language: str
     ) -> Command:
-        """220 to every member; who reads a queue moves there. A queue without an offset in the
-        table has no reader that could obey, so it is refused, as by the real broker."""
+        """Send RESET_CONSUMER_CLIENT_OFFSET (220) to every member, which resets its queues.
+
+        Without `force` an offset does not move forward. A queue without a committed offset has no
+        reader that could follow, so the request is refused, as by RocketMQ's broker.
+        """
         group = self.consumers.groups.get(header.group)
         if group is None:
             return Command(
@@ -128,17 +147,20 @@ class OffsetAdmin:
                 remark=f"Consumer not online, so can not reset offset, Group: {header.group} "
                 f"Topic: {header.topic} Timestamp: {header.time_ms}",
             )
-        for queue, offset in list(found.items()):
-            known = self.offsets.committed(header.group, queue.topic, queue.queue_id)
-            if known < 0:
+
+        for queue, offset in list(offsets.items()):
+            committed = self.offsets.committed(header.group, queue.topic, queue.queue_id)
+            if committed < 0:
                 return Command(
                     ResponseCode.SYSTEM_ERROR,
                     remark=f"The consumer group <{header.group}> not exist",
                 )
-            if not header.force and offset >= known:
-                found[queue] = known
-        encode = bodies.encode_queue_offset_list if language == "CPP" else None
-        body = (encode or bodies.encode_queue_offsets)(found)
+            if not header.force and offset >= committed:
+                offsets[queue] = committed
+
+        is_cpp_client = language == "CPP"
+        encode = bodies.encode_queue_offset_list if is_cpp_client else bodies.encode_queue_offsets
+        body = encode(offsets)
         fields = encode_header(
             ResetOffsetRequest(
                 topic=header.topic, group=header.group, time_ms=header.time_ms, force=header.force
@@ -150,15 +172,20 @@ class OffsetAdmin:
             )
         return Command(
             ResponseCode.SUCCESS,
-            body=bodies.encode_queue_offsets(found),
+            body=bodies.encode_queue_offsets(offsets),
             remark="not set any response code",
         )
 
     # --------------------------------------------------------------------------------- clone
 
-    def clone(self, header: CloneGroupOffsetRequest, command: Command, peer: Peer) -> Announced:
-        """314: the target goes where the source stands; of one topic or of all but the retry topic.
-        Members of the target that are online are moved as by a reset."""
+    def clone_offsets(
+        self, header: CloneGroupOffsetRequest, command: Command, peer: Peer
+    ) -> Announced:
+        """Answer CLONE_GROUP_OFFSET (314): give the target group the offsets of the source.
+
+        This is done for one topic, or for all topics of the source besides retry topics. Connected
+        members of the target are moved as by a reset.
+        """
         self.groups.check_exists(header.source_group)
         if self.groups.get_or_create(header.target_group) is None:
             self.groups.check_exists(header.target_group)
@@ -168,19 +195,29 @@ class OffsetAdmin:
             topic = self.topics.get(name)
             if topic is None or name.startswith(RETRY_PREFIX):
                 continue
-            found = {}
+            offsets = {}
             for queue_id in range(topic.config.read_queues):
                 offset = self.offsets.committed(source, name, queue_id)
                 if offset >= 0:
-                    found[self._queue(name, queue_id)] = offset
-            self._move(target, found)
-            log.info("%s clones %s to %s on %s", peer.remote, source, target, name)
+                    offsets[self._message_queue(name, queue_id)] = offset
+            self._apply_reset(target, offsets)
+            log.info(
+                "%s copied the offsets of group %s to group %s for topic %s",
+                peer.remote,
+                source,
+                target,
+                name,
+            )
         return Announced(Command(ResponseCode.SUCCESS))
 
-    # ----------------------------------------------------------------------------- questions
+    # ------------------------------------------------------------------------------- queries
 
-    def time_spans(self, header: TopicGroupRequest, command: Command, peer: Peer) -> Command:
-        """303."""
+    def query_time_spans(self, header: TopicGroupRequest, command: Command, peer: Peer) -> Command:
+        """Answer QUERY_CONSUME_TIME_SPAN (303) with times for each queue of a topic.
+
+        These are the store times in ms of the first, the last and the last consumed message. The
+        delay is the age in ms of the next message to consume, 0 if there is none.
+        """
         topic = self.topics.require(header.topic)
         name, spans = topic.name, []
         reader, now_ms = self.store.reader, self.clock.now_ms()
@@ -193,18 +230,20 @@ class OffsetAdmin:
             next_ms = reader.store_time_ms(name, queue_id, max(offset, 0)) if high > offset else 0
             delay_ms = max(0, now_ms - next_ms) if next_ms > 0 else 0
             last_ms = reader.store_time_ms(name, queue_id, high - 1) if high else -1
-            queue = self._queue(name, queue_id)
+            queue = self._message_queue(name, queue_id)
             spans.append(bodies.TimeSpan(queue, first_ms, last_ms, consumed_ms, delay_ms))
         return Command(ResponseCode.SUCCESS, body=bodies.encode_time_spans(spans))
 
-    def corrections(
+    def query_correction_offsets(
         self, header: QueryCorrectionOffsetRequest, command: Command, peer: Peer
     ) -> Command:
-        """308: the least offset of all groups but `filterGroups`; where the compared group is
-        behind all of them, the greatest number there is. Offsets of deleted messages do not count.
+        """Answer QUERY_CORRECTION_OFFSET (308) with the least offset of all groups, by queue.
 
-        RocketMQ drops the offsets of the groups that are left out; we only leave them out."""
-        left_out = set(filter(None, (header.groups_left_out or "").split(",")))
+        The groups in `filterGroups` and offsets of deleted messages do not count. A queue in which
+        the compared group is behind all other groups gets NO_GROUP_BEHIND. RocketMQ also deletes
+        the offsets of the groups in `filterGroups`; here they stay.
+        """
+        groups_left_out = set(filter(None, (header.groups_left_out or "").split(",")))
         least: dict[int, int] = {}
         compared: dict[int, int] = {}
         for group, topic, queue_id, offset in self.offsets.iter_offsets():
@@ -212,19 +251,26 @@ class OffsetAdmin:
                 continue
             if group == header.compare_group:
                 compared[queue_id] = offset
-            is_there = offset >= self.store.queue_offsets(topic, queue_id)[0]
-            if group not in left_out and is_there:
+            is_stored = offset >= self.store.queue_offsets(topic, queue_id)[0]
+            if group not in groups_left_out and is_stored:
                 least[queue_id] = min(offset, least.get(queue_id, offset))
         for queue_id, offset in compared.items():
-            if least.get(queue_id, OFFSET_NONE) > offset:
-                least[queue_id] = OFFSET_NONE
+            if least.get(queue_id, NO_GROUP_BEHIND) > offset:
+                least[queue_id] = NO_GROUP_BEHIND
         return Command(ResponseCode.SUCCESS, body=bodies.encode_correction_offsets(least))
 
-    def units(self, header: QueryConsumeQueueRequest, command: Command, peer: Peer) -> Postponed:
-        """321: at most UNITS_MAX; with a group, which of them its filter wants by their tag."""
+    def query_consume_queue(
+        self, header: QueryConsumeQueueRequest, command: Command, peer: Peer
+    ) -> Postponed:
+        """Answer QUERY_CONSUME_QUEUE (321) with at most UNITS_MAX units of a queue.
+
+        With a group, each unit says whether its tag code matches the filter of the group.
+        """
         topic = self.topics.require(header.topic)
         low, high = self.store.queue_offsets(topic.name, header.queue_id)
-        watch = self.consumers.watch(header.group, topic.name) if header.group else None
+        compiled = None
+        if header.group:
+            compiled = self.consumers.find_subscription(header.group, topic.name)
         left = min(header.count, UNITS_MAX)
         offset = max(header.offset, low)
         data = b""
@@ -235,26 +281,26 @@ class OffsetAdmin:
             data += units
             offset += len(units) // UNIT.size
             left -= len(units) // UNIT.size
-        wanted = watch.subscription if watch is not None else None
-        codes = wanted.codes if wanted is not None else ()
 
+        subscription = compiled.subscription if compiled is not None else None
+        codes = subscription.codes if subscription is not None else ()
         filter_text = None
         if header.group:
-            filter_text = "null" if watch else f"{header.group}@{topic.name} is not online!"
+            filter_text = "null" if compiled else f"{header.group}@{topic.name} is not online!"
 
-        def encoded() -> bytes:
-            found = [
+        def encode() -> bytes:
+            decoded = [
                 bodies.QueueUnit(position, size, code, not codes or code in codes)
                 for position, size, code in UNIT.iter_unpack(data)
             ]
             return bodies.encode_queue_units(
-                bodies.QueueUnits(low, high, found, wanted, filter_text)
+                bodies.QueueUnits(low, high, decoded, subscription, filter_text)
             )
 
         def steps() -> WorkItem[Command]:
-            return Command(ResponseCode.SUCCESS, body=(yield encoded))
+            return Command(ResponseCode.SUCCESS, body=(yield encode))
 
         return Postponed(steps())
 
-    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+    def _message_queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self.settings.broker.broker_name, queue_id)

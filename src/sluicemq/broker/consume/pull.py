@@ -1,30 +1,30 @@
-"""Pulls: 11 and 361, with long polling and the bulk extension.
+"""Pull handlers: PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), with long polling and bulk answers.
 
-The order of checks is the real broker's (spec/remoting.md §13), because clients tell from the code
-what to do. A pull that finds nothing may be parked: then it looks again when messages of its queue
-become visible, from where it stopped looking, and answers when one matches.
+A pull passes through three stages: `PullChecks.prepare` decides whether it is allowed and which
+filter applies, `_read` reads the store, and the `_encode_*` methods build the answer. The checks
+run in the order of RocketMQ's broker (spec/remoting.md §13), because clients choose their reaction
+by the response code.
 
-A member of a group with lanes asks its lane first what to do (`lanes/table.py`), and reads what its
-lane's rule wants. A read does not go over the border between two rules: the next pull goes on
-behind it.
+A pull that finds no messages may be parked. It is retried when messages of its queue become
+visible, from the offset at which its last read ended, and is answered when a message matches.
 
-A slave that serves readers (slaveReadEnable) moves nobody's offset, since its log may be the
-shorter one, unless offsetCheckInSlave says so. Whoever is not behind is sent back to the master
-while that is there (spec/ha.md §4). With sluiceConsensus it waits with them instead: clients whose
-routes are old take it for the master, and would ask it again and again.
+A member of a group with lanes first asks its lane what to do (`lanes/table.py`), and then reads
+with the filter rule of that lane. A read never crosses the border between two rules; the next pull
+continues behind it.
 
-Three fields are our own, and a Java broker ignores them. `sluiceBulk=true`: the answer holds up to
-`maxMsgBytes` (at most sluiceBulkPullBytesMax) instead of 32 messages. `sluiceAnySpan`: the reader
-is a SluiceMQ client, which lacks the limits of Java's consumers. So the matches that it holds may
-lie at any distance from each other (`delivered`), and an answer from memory holds up to
-`sluicePullCountMax` messages. Without that field no answer holds more than RocketMQ's count.
-`sluiceLook=true`: the answer is the message at the offset, if there is one, whatever the group's
-resets, lanes and filter say, and nothing changes for the group. By that a reader finds out whether
-the queue is the one that it has read before.
+Plain pulls take the fast path (`PullHandlers.pull_fast_path`), and repeated pulls are handled by
+the compiled engine (`engine/pulls.pyx`). Both hand every other pull to `PullHandlers.pull`.
+
+Three request fields are SluiceMQ's own, and a Java broker ignores them:
+
+    sluiceBulk=true      the answer holds up to `maxMsgBytes` bytes, at most sluiceBulkPullBytesMax,
+                         instead of 32 messages (`PullChecks._reserve_bulk_bytes`)
+    sluiceAnySpan=true   the reader is a SluiceMQ client (`pull_checks.ANY_SPAN_FIELD`)
+    sluiceLook=true      a probe for the message at one offset (`PullHandlers._answer_probe`)
 """
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -33,29 +33,29 @@ import orjson
 
 from sluicemq import engine
 from sluicemq.broker.background import retry_after
-from sluicemq.broker.consume.clients import STRICT, ConsumerGroup, Consumers
-from sluicemq.broker.consume.delivered import Delivered, Deliveries
-from sluicemq.broker.consume.filters import RequestFilters, Watch
+from sluicemq.broker.consume.clients import Consumers
+from sluicemq.broker.consume.delivery import DeliveryStates
+from sluicemq.broker.consume.filters import RequestFilters
 from sluicemq.broker.consume.longpoll import LongPolls
+from sluicemq.broker.consume.pull_checks import (
+    ANY_SPAN_FIELD,
+    FLAG_COMMIT_OFFSET,
+    FLAG_SUBSCRIPTION,
+    FLAG_SUSPEND,
+    PROBE_FIELD,
+    PullChecks,
+    PullContext,
+    PullRefusedError,
+)
 from sluicemq.broker.group_commit import Parked, Postponed
 from sluicemq.broker.lanes.filters import rule_filter
 from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.table import READ, Do, Step, note
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import (
-    FAQ,
-    Groups,
-    Topic,
-    Topics,
-    make_no_queue_error,
-    make_no_topic_error,
-)
+from sluicemq.broker.topics import Groups, Topics, make_no_topic_error
 from sluicemq.clock import Clock
-from sluicemq.errors import RequestError
-from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
-from sluicemq.model.subscription import MessageFilter
-from sluicemq.model.topic import CONTRACT, MASTER_ID, PERM_READ, GroupConfig
+from sluicemq.model.topic import MASTER_ID, GroupConfig
 from sluicemq.net.dispatch import Peer, RunEngine
 from sluicemq.net.limits import FairScheduler
 from sluicemq.net.work.background import Background
@@ -63,38 +63,38 @@ from sluicemq.store.gather import UNLIMITED, PostponedError, SpanLimit
 from sluicemq.store.log import PLACEHOLDER_CODE
 from sluicemq.store.read import TAG_SCAN_MAX, ReadResult, ReadStatus
 from sluicemq.store.store import Store
-from sluicemq.wire.bodies import BROADCASTING
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command, encode_answer
-from sluicemq.wire.headers import CLIENT_ID_FIELD, PullMessageRequest, PullMessageResponse
+from sluicemq.wire.headers import PullMessageRequest, PullMessageResponse
 
-ANY_SPAN: Final = "sluiceAnySpan"
-LOOK: Final = "sluiceLook"
-COMMIT_OFFSET: Final = 0x1
-SUSPEND: Final = 0x2
-SUBSCRIPTION: Final = 0x4
 SUSPEND_MS_MAX: Final = 10 * 60_000
-HELD_S: Final = 1.0
-"""A pull that waits for its lane to come to rest is answered so soon: the next one says what is
-committed."""
-BULK_BYTES_MIN: Final = 65_536
-PIECES_BYTES_MIN: Final = 512 * 1024
-"""So large an answer is not copied together: fresh memory for it costs more than sending it."""
+"""The longest time in milliseconds for which a pull may ask to be parked."""
+LANE_WAIT_S: Final = 1.0
+"""The time in seconds after which a pull that waits for its lane is answered without messages.
 
-FIELDS_PLAIN_MAX: Final = 32
-_PREFIX: Final = struct.Struct(">II")
-# Bytes, not text: formatting them takes 60 % of the time.
-_ANSWER: Final = (
+The client's next pull then carries the offset that it has committed by that time.
+"""
+UNJOINED_BYTES_MIN: Final = 512 * 1024
+"""Answers of at least this many bytes are written in pieces.
+
+Copying larger ones into fresh memory costs more than sending them.
+"""
+
+FAST_PATH_FIELDS_MAX: Final = 32
+"""The fast path hands pulls with more header fields to the general path."""
+_FOUND: Final = ReadStatus.FOUND
+_FRAME_PREFIX: Final = struct.Struct(">II")
+# Bytes rather than a string: formatting bytes takes 60 % of the time of a string.
+_ANSWER_HEADER: Final = (
     '{"code":%d,"extFields":{"suggestWhichBrokerId":"%d","groupSysFlag":"%d",'
     '"nextBeginOffset":"%d","maxOffset":"%d","minOffset":"%d","topicSysFlag":"%d"},'
     f'"flag":1,"language":"{SERVER_LANGUAGE}","opaque":%d,"remark":"%b",'
     f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 ).encode()
-_MARKS: Final = (1 << 60, 1 << 61, 1 << 62, (1 << 62) + 1)
-"""Stand in an answer where the numbers of each pull do."""
-_FOUND: Final = ReadStatus.FOUND
-_CODES: Final = {
+_PLACEHOLDERS: Final = (1 << 60, 1 << 61, 1 << 62, (1 << 62) + 1)
+"""Unlikely numbers that mark, in an encoded answer, the places of the numbers of each pull."""
+_CODE_BY_STATUS: Final = {
     ReadStatus.FOUND: ResponseCode.SUCCESS,
     ReadStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
     ReadStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -103,71 +103,33 @@ _CODES: Final = {
     ReadStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
     ReadStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
 }
-_SCANNED: Final = ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS_REMOVING
-_OF_EMPTY: Final = (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_NOT_FOUND)
-"""Answers by what the store says; an empty queue's depends on the offset asked for: is it 0?"""
+"""The response code for each status of a read of a queue that is not empty.
 
-_INSTEAD: Final = {
+The other statuses mean an empty queue: see `_EMPTY_QUEUE_CODES`.
+"""
+_SCANNED_STATUSES: Final = ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS_REMOVING
+"""Statuses of reads that examined messages and returned none."""
+_EMPTY_QUEUE_CODES: Final = (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_NOT_FOUND)
+"""Response codes for an empty queue, indexed by whether the requested offset is 0."""
+
+_STEP_ANSWERS: Final = {
     Do.MOVE: (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET"),
     Do.WAIT: (ResponseCode.PULL_NOT_FOUND, "LANE_CHANGES"),
     Do.ANEW: (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"),
 }
-"""To a group that was sent to another place of the queue; to a lane that is to go back when what it
-has in hand is committed; to one that has to ask again."""
+"""Response code and remark for a pull that may not read now, by what its lane or a reset demands.
 
-
-class PullRefusedError(RequestError):
-    """A pull that is answered with an error code.
-
-    When: inside a broker: topic, group or filter of a pull is not there, or not allowed.
-    Then: nothing was read. Consumers get the answer, as a `RequestError` of its code.
-    Fix: that of the code.
-    """
-
-    def __init__(self, code: int, remark: str, forbidden_kind: int | None = None) -> None:
-        super().__init__(code, remark)
-        self.forbidden_kind = forbidden_kind
-
-    @classmethod
-    def of(cls, error: RequestError) -> "PullRefusedError":
-        return cls(error.code, error.remark)
-
-
-class Reading:
-    """One pull under way: what is asked, and what the checks made of it. A parked pull looks again
-    with it."""
-
-    __slots__ = (
-        "bytes_max", "consumed", "count_max", "delivered", "fields", "filter", "flags", "group",
-        "lane", "offset", "peer", "queue", "queue_id", "sys_flag", "topic",
-    )  # fmt: skip
-
-    filter: MessageFilter | None
-    flags: tuple[int, int]
-    bytes_max: int | None
-    delivered: Delivered
-    consumed: int | None
-    lane: str
-    """Of a pull in a lane: its subscription."""
-
-    def __init__(self, fields: Mapping[str, str] | None, peer: Peer) -> None:
-        """HOT: straight from the fields; fields that only some pulls need are read when they are
-        needed. Raises KeyError, TypeError, ValueError for a missing or bad one."""
-        self.fields: Mapping[str, str] = fields  # type: ignore[assignment]
-        self.group = self.fields["consumerGroup"]
-        self.topic = self.fields["topic"]
-        self.queue_id = int(self.fields["queueId"])
-        self.offset = int(self.fields["queueOffset"])
-        self.count_max = int(self.fields["maxMsgNums"])
-        self.sys_flag = int(self.fields["sysFlag"])
-        self.queue = (self.topic, self.queue_id)
-        self.lane = ""
-        self.peer = peer
+MOVE: the group was sent to another offset of the queue. WAIT: the lane will go back once the
+messages in flight are committed. ANEW: the client must pull again.
+"""
 
 
 @dataclass(slots=True, eq=False)
-class Pull:
-    """The request family of pulling consumers."""
+class PullHandlers:
+    """Request handlers for PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361).
+
+    `found_count` and `missed_count` count the answers with and without messages since the start.
+    """
 
     settings: Settings
     topics: Topics
@@ -177,44 +139,61 @@ class Pull:
     polls: LongPolls
     store: Store
     clock: Clock
-    after_turn: Callable[[Callable[[], None]], object]
+    call_soon: Callable[[Callable[[], None]], object]
     background: Background
-    delivered: Deliveries
+    deliveries: DeliveryStates
     filters: RequestFilters
-    shares: FairScheduler
+    scheduler: FairScheduler
     call_later: Callable[[float, Callable[[], None]], object] | None = None
-    """The loop's. Without it no pull is held (`_held_back`)."""
+    """Call a function after a delay in seconds. None means that pulls are never delayed."""
     has_master: Callable[[], bool] = lambda: False
-    """Of a slave: does it follow a master now?"""
-    found: int = 0
-    missed: int = 0
+    """Return whether this broker is a slave that currently follows a master."""
+    found_count: int = 0
+    missed_count: int = 0
     compiled: Any = None
-    """Takes pulls that are repeated (`sluicemq.engine`)."""
-    _given: dict[Peer, int] = field(default_factory=dict)
+    """The compiled engine's `Pulls`, which handles repeated pulls; None without the engine."""
+    checks: PullChecks = field(init=False)
     _lanes: dict[str, GroupLanes] = field(init=False)
 
     def __post_init__(self) -> None:
         self._lanes = self.consumers.lanes.table
+        self.checks = PullChecks(
+            settings=self.settings,
+            topics=self.topics,
+            groups=self.groups,
+            consumers=self.consumers,
+            deliveries=self.deliveries,
+            filters=self.filters,
+            call_soon=self.call_soon,
+        )
 
     def pull(self, command: Command, peer: Peer) -> bytes | Command | Parked | Postponed | None:
-        """11 and 361. HOT."""
+        """Answer PULL_MESSAGE (11) or LITE_PULL_MESSAGE (361).
+
+        Return the encoded answer, a Command for an error or a probe, Parked for a pull that waits
+        for messages, Postponed for one whose filter takes long, or None after writing a large
+        answer to `peer` in pieces. Raises KeyError, TypeError, ValueError or RequestError for a
+        malformed header. Called for every pull: keep it cheap.
+        """
         missed = None if self.compiled is None else self.compiled.claim()
         try:
-            reading = Reading(command.fields, peer)
-            self._check(reading)
-            if LOOK in reading.fields:
-                return self._looked_at(reading, command)
-            sys_flag = reading.sys_flag
-            consumed = int(reading.fields["commitOffset"]) if sys_flag & COMMIT_OFFSET else -1
-            reading.consumed = consumed if consumed >= 0 else None
-            held = self._held(reading, command)
-            if held is not None:
-                return held
-            if consumed >= 0 and reading.group not in self._lanes:
-                self.offsets.commit(reading.group, *reading.queue, consumed)
-            result = self._read(reading, reading.offset)
+            context = PullContext(command.fields, peer)
+            self.checks.prepare(context)
+            if PROBE_FIELD in context.fields:
+                return self._answer_probe(context, command)
+            sys_flag = context.sys_flag
+            committed = int(context.fields["commitOffset"]) if sys_flag & FLAG_COMMIT_OFFSET else -1
+            context.commit_offset = committed if committed >= 0 else None
+
+            answer = self._answer_without_reading(context, command)
+            if answer is not None:
+                return answer
+            if committed >= 0 and context.group not in self._lanes:
+                self.offsets.commit(context.group, *context.queue, committed)
+
+            result = self._read(context, context.offset)
             if result.status is not _FOUND:
-                return self._found_nothing(reading, command, result)
+                return self._answer_or_park(context, command, result)
         except PullRefusedError as refusal:
             kind = refusal.forbidden_kind
             fields = {} if kind is None else {"forbiddenType": str(kind)}
@@ -222,548 +201,508 @@ class Pull:
         except PostponedError as postponed:
             return Postponed(retry_after(postponed.work, partial(self.pull, command, peer)))
         except (KeyError, TypeError, ValueError):
-            decode_header(PullMessageRequest, command.fields)  # says which field it is
+            decode_header(
+                PullMessageRequest, command.fields
+            )  # raises an error that names the field
             raise
+
         if missed is not None:
-            self._remember(missed, reading, command)
-        pieces = self._found(reading, command.opaque, result)
-        if result.size_bytes < PIECES_BYTES_MIN:
+            self._save_plan(missed, context, command)
+        pieces = self._encode_found(context, command.opaque, result)
+        if result.size_bytes < UNJOINED_BYTES_MIN:
             return b"".join(pieces)
         peer.write_buffers(pieces)
         return None
 
-    def _looked_at(self, reading: Reading, command: Command) -> bytes | Command:
-        """Answer a pull with the field `sluiceLook`: the message at its offset, or why there is
-        none, and the bounds of the queue."""
-        result = self.store.reader.read(*reading.queue, reading.offset, 1, None, None)
+    def _answer_probe(self, context: PullContext, command: Command) -> bytes | Command:
+        """Return the answer to a pull with the field `sluiceLook`: the message at its offset.
+
+        The resets, lanes and filter of the group are ignored, and nothing changes for the group. A
+        reader sends a probe to find out whether the queue is the one that it has read before. If
+        there is no message at the offset, the answer has the reason and the bounds of the queue.
+        """
+        result = self.store.reader.read(*context.queue, context.offset, 1, None, None)
         low, high = result.offset_min, result.offset_max
         if result.status is _FOUND:
             fields = PullMessageResponse(
-                broker_id_suggested=0, next_offset=result.next_offset, offset_min=low,
+                broker_id_suggested=0,
+                next_offset=result.next_offset,
+                offset_min=low,
                 offset_max=high,
-            )  # fmt: skip
+            )
             return Command(
                 ResponseCode.SUCCESS, encode_header(fields), b"".join(result.data), remark="FOUND"
             )
-        code = self._code_of(reading, result, reading.offset)
-        places = (result.next_offset, high, low)
-        return self._empty(reading, command.opaque, code, places, result.status.name)
+        code = self._response_code(context, result, context.offset)
+        bounds = (result.next_offset, high, low)
+        return self._encode_empty(context, command.opaque, code, bounds, result.status.name)
 
-    def pull_quick(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
-        """11. HOT: a plain pull where there are messages; False for all else, which goes to `pull`.
-        It has its share of the time, as any request."""
-        shares = self.shares
+    def pull_fast_path(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
+        """Answer a plain PULL_MESSAGE (11) for which messages exist.
+
+        `header` is the decoded JSON header; the body of a pull is not used. Return the encoded
+        answer, True if it was written to `peer` in pieces, or False for every request that `pull`
+        has to handle. The time it takes is charged to the share of the connection, like that of
+        every request. Called for every pull: keep it cheap.
+        """
+        scheduler = self.scheduler
         try:
-            reading = Reading(header["extFields"], peer)
-            fields, opaque, offset = reading.fields, header["opaque"], reading.offset
+            context = PullContext(header["extFields"], peer)
+            fields, opaque, offset = context.fields, header["opaque"], context.offset
             resets = self.offsets.resets.table
-            queue = self.store.writer.by_key.get(reading.queue)
+            queue = self.store.writer.by_key.get(context.queue)
             if (
                 queue is None
                 or not queue.offset_min <= offset < queue.visible_offset
-                or reading.group not in self.groups.table
-                or reading.group in self._lanes
-                or (resets and (reading.group, *reading.queue) in resets)
+                or context.group not in self.groups.table
+                or context.group in self._lanes
+                or (resets and (context.group, *context.queue) in resets)
                 or "sluiceBulk" in fields
-                or LOOK in fields
-                or len(fields) > FIELDS_PLAIN_MAX
+                or PROBE_FIELD in fields
+                or len(fields) > FAST_PATH_FIELDS_MAX
                 or header["flag"] != 0
                 or opaque.__class__ is not int
                 or not 0 <= opaque <= 0x7FFFFFFF
-                or (shares.is_tight and shares.has_to_wait(peer))
+                or (scheduler.is_tight and scheduler.has_to_wait(peer))
             ):
                 return False
-            begin_s = shares.now_s()
-            self._check(reading)
-            if reading.filter is not None and reading.filter.reads_properties:
+            begin_s = scheduler.now_s()
+            self.checks.prepare(context)
+            if context.filter is not None and context.filter.reads_properties:
                 return False
-            consumed = int(fields["commitOffset"]) if reading.sys_flag & COMMIT_OFFSET else -1
-            reading.consumed = consumed if consumed >= 0 else None
+            sys_flag = context.sys_flag
+            committed = int(fields["commitOffset"]) if sys_flag & FLAG_COMMIT_OFFSET else -1
+            context.commit_offset = committed if committed >= 0 else None
         except (PullRefusedError, PostponedError, KeyError, TypeError, ValueError):
             return False
-        if consumed >= 0:
-            self.offsets.commit(reading.group, *reading.queue, consumed)
-        result = self._read(reading, offset)
+
+        if committed >= 0:
+            self.offsets.commit(context.group, *context.queue, committed)
+        result = self._read(context, offset)
         answer: bool | bytes = True
         if result.status is _FOUND:
-            pieces = self._found(reading, opaque, result)
-            if result.size_bytes < PIECES_BYTES_MIN:
+            pieces = self._encode_found(context, opaque, result)
+            if result.size_bytes < UNJOINED_BYTES_MIN:
                 answer = b"".join(pieces)
             else:
                 peer.write_buffers(pieces)
         elif (
-            _is_stuck(reading, result)
-            or (code := self._code_of(reading, result, offset)) == ResponseCode.PULL_NOT_FOUND
+            _is_out_of_reach(context, result)
+            or (code := self._response_code(context, result, offset)) == ResponseCode.PULL_NOT_FOUND
         ):
-            return False  # it may wait
+            return False  # the general path may park or delay it
         else:
-            answer = self._not_found(reading, opaque, code, result)
-        shares.spent(peer, begin_s, RequestCode.PULL_MESSAGE)
+            answer = self._encode_not_found(context, opaque, code, result)
+        scheduler.spent(peer, begin_s, RequestCode.PULL_MESSAGE)
         return answer
 
-    def compile(self, sends: Callable[..., int]) -> RunEngine:
-        """The compiled engine's way for pulls that are repeated, and for the `sends` between."""
+    def make_frame_runner(self, sends: Callable[..., int]) -> RunEngine:
+        """Return the function that handles repeated pulls, and plain sends, from received bytes.
+
+        `sends(data, position, peer)` handles the sends at the beginning of `data`, from `position`
+        on, and returns the position where it stopped. Without the compiled engine the returned
+        function calls only `sends`.
+        """
         if engine.pulls is None:
-            return lambda data, position, peer, shares: sends(data, position, peer)
+            return lambda data, position, peer, scheduler: sends(data, position, peer)
         store = self.store
         self.compiled = engine.pulls.Pulls(
             self, store.reader, store.writer.by_key, store.reader.log, sends, PLACEHOLDER_CODE
         )
         return self.compiled.run  # type: ignore[no-any-return]
 
-    def _remember(self, missed: tuple[bytes, bytes], reading: Reading, command: Command) -> None:
-        """What the checks have made of this pull, the compiled engine need not find out again: when
-        it is the one that it missed, and plain."""
+    def _save_plan(
+        self, missed: tuple[bytes, bytes], context: PullContext, command: Command
+    ) -> None:
+        """Give the compiled engine a plan, so that it handles further pulls like this one.
+
+        `missed` is the (key, header) of the last pull for which the engine had no plan. Do nothing
+        if that is not the pull of `command`, or if the pull is not plain enough for the engine.
+        """
         key, header = missed
-        values, wanted, config = orjson.loads(header), reading.filter, self.settings.broker
-        assert engine.pulls is not None, "it has missed the pull"
+        values, message_filter = orjson.loads(header), context.filter
+        config = self.settings.broker
+        assert engine.pulls is not None, "the engine has reported a missed pull"
         reader, store = self.store.reader, self.store.reader.config
-        is_ours = ANY_SPAN in reading.fields
-        count_max = min(max(reading.count_max, 1), reader.memory_count_max[is_ours])
-        codes = None if wanted is None else reader.tag_codes_only(wanted)
-        scan = None if wanted is None or codes is not None else reader.cached_column_scan(wanted)
+        is_sluice_client = ANY_SPAN_FIELD in context.fields
+        count_max = min(max(context.count_max, 1), reader.memory_count_max[is_sluice_client])
+        codes = None if message_filter is None else reader.tag_codes_only(message_filter)
+        scan = None
+        if message_filter is not None and codes is None:
+            scan = reader.cached_column_scan(message_filter)
         if (
             [values[name] for name in ("opaque", "flag", "extFields")]
             != [command.opaque, 0, command.fields]
-            or (wanted is not None and codes is None and scan is None)
-            or reading.bytes_max is not None
+            or (message_filter is not None and codes is None and scan is None)
+            or context.bytes_max is not None
             or count_max > engine.pulls.count_max
             or config.slave_read
-            or reading.group in self._lanes
-            or reading.group not in self.groups.table
+            or context.group in self._lanes
+            or context.group not in self.groups.table
         ):
             return
+
         plan = engine.pulls.Plan()
-        plan.group, plan.topic, plan.queue = reading.group, reading.topic, reading.queue
-        plan.config = self.groups.table[reading.group]
-        plan.found_topic = self.topics.table[reading.topic]
+        plan.group, plan.topic, plan.queue = context.group, context.topic, context.queue
+        plan.config = self.groups.table[context.group]
+        plan.found_topic = self.topics.table[context.topic]
         plan.topic_config, plan.broker = plan.found_topic.config, config
-        plan.delivered, plan.scan = reading.delivered, scan
-        plan.codes = codes if scan is None else wanted.vectorised  # type: ignore[union-attr]
-        plan.any_span = is_ours
-        if not reading.sys_flag & SUBSCRIPTION:
-            plan.members = self.consumers.groups[reading.group]
-            plan.watch = plan.members.watches[reading.topic]
+        plan.delivered, plan.scan = context.delivery, scan
+        plan.codes = codes if scan is None else message_filter.vectorised  # type: ignore[union-attr]
+        plan.any_span = is_sluice_client
+        if not context.sys_flag & FLAG_SUBSCRIPTION:
+            plan.members = self.consumers.groups[context.group]
+            plan.watch = plan.members.subscriptions[context.topic]
             plan.model = plan.members.message_model
-        plan.commits = bool(reading.sys_flag & COMMIT_OFFSET)
+        plan.commits = bool(context.sys_flag & FLAG_COMMIT_OFFSET)
         plan.count_max = count_max
-        plan.bytes_max = min(store.max_transfer_bytes_memory, PIECES_BYTES_MIN - 1)
+        plan.bytes_max = min(store.max_transfer_bytes_memory, UNJOINED_BYTES_MIN - 1)
         plan.scan_max = store.filter_scan_units_max
         if scan is None:
             plan.scan_max = min(plan.scan_max, TAG_SCAN_MAX)
-        group_flag, topic_flag = reading.flags
-        text = _ANSWER % (0, 0, group_flag, *_MARKS[:3], topic_flag, _MARKS[3], b"FOUND")
-        for mark in _MARKS:
-            text = text.replace(b"%d" % mark, b"\0")
+        group_flag, topic_flag = context.sys_flags
+        text = _ANSWER_HEADER % (
+            0,
+            0,
+            group_flag,
+            *_PLACEHOLDERS[:3],
+            topic_flag,
+            _PLACEHOLDERS[3],
+            b"FOUND",
+        )
+        for placeholder in _PLACEHOLDERS:
+            text = text.replace(b"%d" % placeholder, b"\0")
         plan.answer = tuple(text.split(b"\0"))
         self.compiled.remember(key, plan)
 
-    def _found_nothing(
-        self, reading: Reading, command: Command, result: ReadResult
+    def _answer_or_park(
+        self, context: PullContext, command: Command, result: ReadResult
     ) -> bytes | Parked | Postponed:
-        """The pull waits, if it may. HOT."""
+        """Answer a read without messages, or park the pull if the client allows it.
+
+        Called for every pull that reaches the end of a queue: keep it cheap.
+        """
         if result.postponed is not None:
             return Postponed(
-                retry_after(result.postponed, partial(self.pull, command, reading.peer))
+                retry_after(result.postponed, partial(self.pull, command, context.peer))
             )
-        if _is_stuck(reading, result):
-            return self._held_back(reading, command)
-        code = self._code_of(reading, result, reading.offset)
-        if code != ResponseCode.PULL_NOT_FOUND or not reading.sys_flag & SUSPEND:
-            return self._not_found(reading, command.opaque, code, result)
-        wait_ms = min(max(int(reading.fields["suspendTimeoutMillis"]), 0), SUSPEND_MS_MAX)
+        if _is_out_of_reach(context, result):
+            return self._delay_match(context, command)
+        code = self._response_code(context, result, context.offset)
+        if code != ResponseCode.PULL_NOT_FOUND or not context.sys_flag & FLAG_SUSPEND:
+            return self._encode_not_found(context, command.opaque, code, result)
+        wait_ms = min(max(int(context.fields["suspendTimeoutMillis"]), 0), SUSPEND_MS_MAX)
         config = self.settings.broker
         if not config.long_polling_enable:
             wait_ms = config.short_polling_ms
         return Parked(
-            command, (reading.queue,), result.next_offset,
-            self.clock.monotonic_s() + wait_ms / 1000, partial(self._look, reading),
-        )  # fmt: skip
+            command,
+            queues=(context.queue,),
+            scan_offset=result.next_offset,
+            deadline_s=self.clock.monotonic_s() + wait_ms / 1000,
+            try_answer=partial(self._retry_parked, context),
+        )
 
-    def _held_back(self, reading: Reading, command: Command) -> bytes | Parked:
-        """Hold a pull that begins at a match out of its reader's reach, and give it the match after
-        some milliseconds (`delivered.Pace`): an answer without messages would be no progress."""
-        hold_s = reading.delivered.pace.hold(reading.queue_id)
+    def _delay_match(self, context: PullContext, command: Command) -> bytes | Parked:
+        """Delay a pull whose first match is out of the reader's reach, then answer with the match.
+
+        The delay is some milliseconds (`delivery.SpanEstimator`). An immediate answer without
+        messages would be no progress for the client.
+        """
+        delay_s = context.delivery.span_estimator.record_delay(context.queue_id)
         parked = Parked(
-            command, (reading.queue,), reading.offset, self.clock.monotonic_s() + hold_s,
-            partial(self._look, reading),
-        )  # fmt: skip
+            command,
+            queues=(context.queue,),
+            scan_offset=context.offset,
+            deadline_s=self.clock.monotonic_s() + delay_s,
+            try_answer=partial(self._retry_parked, context),
+        )
         if self.call_later is None:
-            return self._look(reading, parked, is_last=True) or b""
-        self.call_later(hold_s, partial(self.polls.look, parked, reading.peer))
+            return self._retry_parked(context, parked, is_last=True) or b""
+        self.call_later(delay_s, partial(self.polls.retry, parked, context.peer))
         return parked
 
-    def _held(self, reading: Reading, command: Command) -> bytes | Parked | None:
-        """Instead of what it asked for, when its lane or a reset says so. HOT."""
+    def _answer_without_reading(
+        self, context: PullContext, command: Command
+    ) -> bytes | Parked | None:
+        """Return the answer to a pull that may not read because of its lane or a reset, else None.
+
+        Called for every pull: keep it cheap.
+        """
         resets = self.offsets.resets.table
-        if reading.group not in self._lanes and not (
-            resets and (reading.group, *reading.queue) in resets
+        if context.group not in self._lanes and not (
+            resets and (context.group, *context.queue) in resets
         ):
             return None
-        step = self._step(reading)
-        if step.do is Do.WAIT and reading.sys_flag & SUSPEND:
+        step = self._next_step(context)
+        if step.do is Do.WAIT and context.sys_flag & FLAG_SUSPEND:
             return Parked(
-                command, (reading.queue,), reading.offset, self.clock.monotonic_s() + HELD_S,
-                partial(self._look, reading),
-            )  # fmt: skip
-        return None if step.do is Do.READ else self._instead(reading, command.opaque, step)
-
-    # ------------------------------------------------------------------------------- checks
-
-    def _check(self, reading: Reading) -> None:
-        """Everything that can refuse a pull, in the order of the real broker. HOT.
-
-        Raises PullRefusedError, PostponedError.
-        """
-        group = self.groups.table.get(reading.group) or self.groups.get_or_create(reading.group)
-        topic = self.topics.get(reading.topic)
-        if (
-            group is None
-            or topic is None
-            or not group.consume_enable
-            or not self.settings.broker.broker_permission & topic.config.perm & PERM_READ
-            or not 0 <= reading.queue_id < topic.config.read_queues
-            or reading.group in self.groups.forbidden
-        ):
-            self._refuse(reading, group, topic)
-        assert group is not None
-        assert topic is not None
-        members = self.consumers.groups.get(reading.group)
-        watch = None if members is None else members.watches.get(reading.topic)
-        if reading.sys_flag & SUBSCRIPTION:
-            reading.filter = self._filter_of_request(reading)
-        elif (
-            members is None
-            or watch is None
-            or not watch.is_by_tags
-            or members.message_model == BROADCASTING
-            or group.attributes
-            or reading.group in self._lanes
-            or watch.subscription.version < int(reading.fields["subVersion"])
-        ):
-            reading.filter = self._filter_of_group(reading, group, members)
-        else:
-            reading.filter = watch.filter
-        reading.flags = (group.sys_flag, topic.config.sys_flag)
-        reading.bytes_max = self._bulk_bytes(reading) if "sluiceBulk" in reading.fields else None
-        reading.delivered = self.delivered[reading.topic, reading.group]
-
-    def _refuse(self, reading: Reading, group: GroupConfig | None, topic: Topic | None) -> None:
-        """Raises PullRefusedError for the first thing in the way; none may be."""
-        config, name = self.settings.broker, reading.group
-        if not config.broker_permission & PERM_READ:
-            what = f"the broker[{config.broker_name}] pulling message is forbidden"
-            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 1)
-        if group is None:
-            what = f"subscription group [{name}] does not exist, {FAQ}"
-            raise PullRefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, what)
-        if not group.consume_enable:
-            what = f"subscription group no permission, {name}"
-            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 2)
-        if topic is None:
-            raise PullRefusedError.of(make_no_topic_error(reading.topic))
-        if not topic.is_readable:
-            what = f"the topic[{reading.topic}] pulling message is forbidden"
-            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 3)
-        if not self.groups.can_read(name, reading.topic):
-            what = f"the consumer group[{name}] is forbidden for topic[{reading.topic}]"
-            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 5)
-        if not 0 <= reading.queue_id < topic.config.read_queues:
-            remote, code = reading.peer.remote, ResponseCode.INVALID_PARAMETER
-            raise PullRefusedError.of(make_no_queue_error(topic, reading.queue_id, remote, code))
-
-    def _filter_of_request(self, reading: Reading) -> MessageFilter | None:
-        """A pull consumer names its expression each time; compiled ones are kept."""
-        kind = reading.fields.get("expressionType")
-        if not is_tag_kind(kind) and not self.settings.broker.enable_property_filter:
-            raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
-        try:
-            return self.filters.of(kind, reading.fields.get("subscription"))
-        except RequestError as error:
-            raise PullRefusedError.of(error) from error
-
-    def _filter_of_group(
-        self, reading: Reading, config: GroupConfig, group: ConsumerGroup | None
-    ) -> MessageFilter | None:
-        """What the group's heartbeats say. Raises PullRefusedError."""
-        if group is None:
-            raise PullRefusedError(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist\n{FAQ}"
+                command,
+                queues=(context.queue,),
+                scan_offset=context.offset,
+                deadline_s=self.clock.monotonic_s() + LANE_WAIT_S,
+                try_answer=partial(self._retry_parked, context),
             )
-        if reading.group in self._lanes or config.attributes.get(CONTRACT) == STRICT:
-            found = self._watch_of_member(reading, group)
-            if found is not None:
-                return found.filter
-        if group.message_model == BROADCASTING and not config.consume_broadcast_enable:
-            what = f"the consumer group[{reading.group}] can not consume by broadcast way"
-            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 4)
-        watch = group.watches.get(reading.topic)
-        if watch is None:
-            raise _unknown_subscription()
-        if watch.subscription.version < int(reading.fields["subVersion"]):
-            raise _old_subscription()
-        if not watch.is_by_tags:
-            if not self.settings.broker.enable_property_filter:
-                raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
-            if watch.is_broken:
-                raise PullRefusedError(
-                    ResponseCode.FILTER_DATA_NOT_EXIST,
-                    "The broker's consumer filter data is not exist! The SQL92 expression does "
-                    "not compile: `sluice filter check` says why.",
-                )
-        return watch.filter
+        return None if step.do is Do.READ else self._encode_step(context, command.opaque, step)
 
-    def _watch_of_member(self, reading: Reading, group: ConsumerGroup) -> Watch | None:
-        """In a group with lanes a member's version is compared with what it said itself; None for
-        members without a lane.
+    # --------------------------------------------------------------------- resets and lanes
 
-        Raises PullRefusedError, for strangers too: a reader that was there before the broker
-        restarted, and whose heartbeat is to come, would pass over its own messages by what the
-        others want.
+    def _next_step(self, context: PullContext, *, is_parked: bool = False) -> Step:
+        """Return what a pull of a lane, or of a group whose offset was reset, must do next.
+
+        The commit of a new pull is applied before the lane decides. `is_parked` is True for a
+        parked pull that is retried: its commit has been applied already.
         """
-        member = group.find(reading.peer, reading.fields)
-        if member is None:
-            client_id = reading.fields.get(CLIENT_ID_FIELD)
-            contracts = self.consumers.contracts
-            refused = contracts.why_refused(reading.group, reading.peer, client_id)
-            raise _unknown_subscription(f": {refused or 'no heartbeat of it has come yet'}")
-        lanes = self._lanes.get(reading.group)
-        if lanes is None or member.key not in lanes.lanes:
-            return None
-        said = member.wanted.get(reading.topic)
-        if said is None:
-            raise _unknown_subscription()
-        if said.version < int(reading.fields["subVersion"]):
-            raise _old_subscription()
-        return group.watches.get(reading.topic)
-
-    def _bulk_bytes(self, reading: Reading) -> int | None:
-        """None leaves it to the store's rule for ordinary pulls.
-
-        What one connection is given in bulk is bounded in each turn of the loop too: a client that
-        sends a thousand pulls at once must not make a thousand answers of megabytes.
-        """
-        header = decode_header(PullMessageRequest, reading.fields)
-        if not header.bulk:
-            return None
-        config = self.settings.broker
-        if not self._given:
-            self.after_turn(self._given.clear)
-        given = self._given.get(reading.peer, 0)
-        room = config.write_buffer_bytes_max + config.bulk_pull_bytes_max - given
-        limit = min(header.message_bytes_max or room, room, config.bulk_pull_bytes_max)
-        limit = max(limit, BULK_BYTES_MIN)
-        self._given[reading.peer] = given + limit
-        return limit
-
-    # ------------------------------------------------------- before it reads: resets and lanes
-
-    def _step(self, reading: Reading, *, is_parked: bool = False) -> Step:
-        """What a pull of a lane, or of a group that is sent elsewhere, has to do: a new one, whose
-        commit counts before it hears of another lane, or one that waits."""
-        lane = self.consumers.lane_of(reading.group, reading.peer, reading.fields)
+        lane = self.consumers.lane_of(context.group, context.peer, context.fields)
         if lane is None:
             moved = self.offsets.resets.redirect(
-                reading.group, *reading.queue, reading.offset, is_parked=is_parked
+                context.group, *context.queue, context.offset, is_parked=is_parked
             )
             return READ if moved is None else Step(Do.MOVE, offset=moved)
         if is_parked:
-            return lane.looks_again(reading.queue, reading.offset, reading.lane)
-        if reading.consumed is not None:
-            lane.commit(reading.queue, reading.consumed)
-        step = lane.pulls(reading.queue, reading.offset)
-        reading.lane = step.lane
+            return lane.looks_again(context.queue, context.offset, context.lane_key)
+        if context.commit_offset is not None:
+            lane.commit(context.queue, context.commit_offset)
+        step = lane.pulls(context.queue, context.offset)
+        context.lane_key = step.lane
         return step
 
-    def _instead(self, reading: Reading, opaque: int, step: Step) -> bytes:
-        """The answer to a pull that may not read."""
-        code, why = _INSTEAD[step.do]
-        offset = reading.offset if step.do is Do.WAIT else step.offset
+    def _encode_step(self, context: PullContext, opaque: int, step: Step) -> bytes:
+        """Return the encoded answer to a pull that may not read because of `step`."""
+        code, remark = _STEP_ANSWERS[step.do]
+        offset = context.offset if step.do is Do.WAIT else step.offset
         if step.do is Do.MOVE:
-            reading.delivered.pulled[reading.queue_id] = offset
-        low, high = self.store.queue_offsets(*reading.queue)
-        return self._empty(reading, opaque, code, (offset, high, low), why)
+            context.delivery.fetched_offsets[context.queue_id] = offset
+        low, high = self.store.queue_offsets(*context.queue)
+        return self._encode_empty(context, opaque, code, (offset, high, low), remark)
 
     # ------------------------------------------------------------------------------- reading
 
-    def _read(self, reading: Reading, offset: int, is_parked: bool = False) -> ReadResult:
-        """HOT."""
-        delivered, message_filter, consumed = reading.delivered, reading.filter, reading.consumed
-        count = reading.count_max if reading.count_max > 0 else 1
-        is_ours = ANY_SPAN in reading.fields
-        reach = room = place = pace = None
-        if reading.group in self._lanes:
-            lane = self.consumers.lane_of(reading.group, reading.peer, reading.fields)
-            place = lane.place(reading.queue) if lane is not None else None
+    def _read(self, context: PullContext, offset: int, is_parked: bool = False) -> ReadResult:
+        """Read the store from `offset` on with the filter and the limits of the pull.
+
+        `is_parked`: the pull was parked and is retried. Add the filtered messages to the counters
+        of the group, and record what the client will hold. Called for every pull: keep it cheap.
+        """
+        delivery, message_filter = context.delivery, context.filter
+        committed = context.commit_offset
+        count = context.count_max if context.count_max > 0 else 1
+        is_sluice_client = ANY_SPAN_FIELD in context.fields
+        reach = room = place = estimator = None
+        if context.group in self._lanes:
+            lane = self.consumers.lane_of(context.group, context.peer, context.fields)
+            place = lane.place(context.queue) if lane is not None else None
         if place is not None:
             rule, until = place.rule_at(offset)
             message_filter = rule_filter(rule)
             if until is not None:
                 room = until - offset
                 count = min(count, room)
-            reach = None if consumed is None else SpanLimit(consumed)
-        elif message_filter is not None and reading.bytes_max is None:
-            if is_ours:
+            reach = None if committed is None else SpanLimit(committed)
+        elif message_filter is not None and context.bytes_max is None:
+            if is_sluice_client:
                 reach = SpanLimit(offset, UNLIMITED)
             else:
-                pace = delivered.pace
+                estimator = delivery.span_estimator
                 if not is_parked:
-                    pace.asked(reading.queue_id, self.clock.monotonic_s())
-                reach = pace.reach(reading.queue_id, offset, consumed, is_parked)
+                    estimator.record_pull(context.queue_id, self.clock.monotonic_s())
+                reach = estimator.make_span_limit(context.queue_id, offset, committed, is_parked)
         result = self.store.reader.read(
-            reading.topic, reading.queue_id, offset, count, reading.bytes_max, message_filter,
-            room, reach, may_postpone=place is None, is_sluice_client=is_ours,
-        )  # fmt: skip
+            context.topic,
+            context.queue_id,
+            offset,
+            count,
+            context.bytes_max,
+            message_filter,
+            room,
+            reach,
+            may_postpone=place is None,
+            is_sluice_client=is_sluice_client,
+        )
         scanned = result.units_scanned
-        delivered.filtered += scanned - result.count
+        delivery.filtered_count += scanned - result.count
         if place is not None:
             note(place, offset, result)
-        elif pace is not None:
-            pace.answered(reading.queue_id, result, self.clock.monotonic_s())
-        is_sure = (
-            result.is_filter_reliable and place is None
-        )  # a rule of a lane is more than one expression
+        elif estimator is not None:
+            estimator.record_answer(context.queue_id, result, self.clock.monotonic_s())
+        # A lane's rule has several expressions: `is_sure` says nothing about each of them.
+        is_sure = result.is_filter_reliable and place is None
         if scanned and not is_sure and message_filter and message_filter.reads_properties:
-            delivered.looked(message_filter, reading.queue_id, offset, offset + scanned)
+            delivery.add_range_to_check(message_filter, context.queue_id, offset, offset + scanned)
         return result
 
     # ------------------------------------------------------------------------------- waiting
 
-    def _look(self, reading: Reading, parked: Parked, is_last: bool) -> bytes | None:
-        """A parked pull looks again. When it is its last time it answers whatever there is, and
-        the offset moves on over what the filter did not want. HOT."""
+    def _retry_parked(self, context: PullContext, parked: Parked, is_last: bool) -> bytes | None:
+        """Retry a parked pull: return the encoded answer, or None to keep it parked.
+
+        With `is_last` the pull is always answered, and its next offset moves past the messages that
+        the filter rejected. An empty answer means that the answer is written later. Called whenever
+        a parked pull is woken: keep it cheap.
+        """
         opaque = parked.command.opaque
-        if reading.topic not in self.topics.table:
-            refusal = make_no_topic_error(reading.topic)
+        if context.topic not in self.topics.table:
+            refusal = make_no_topic_error(context.topic)
             return encode_answer(parked.command, refusal.code, remark=refusal.remark)
         resets = self.offsets.resets.table
-        if reading.group in self._lanes or (resets and (reading.group, *reading.queue) in resets):
-            step = self._step(reading, is_parked=True)
+        if context.group in self._lanes or (resets and (context.group, *context.queue) in resets):
+            step = self._next_step(context, is_parked=True)
             if step.do is Do.WAIT and not is_last:
                 return None
             if step.do is not Do.READ:
-                return self._instead(reading, opaque, step)
-        if not reading.sys_flag & SUBSCRIPTION:
-            members = self.consumers.groups.get(reading.group)
-            watch = None if members is None else members.watches.get(reading.topic)
-            if watch is not None and watch.filter is not reading.filter:
-                # The group has another expression than when it asked. The real broker reads with
-                # the new one, and a Java client drops what does not match the old one.
-                return self._instead(reading, opaque, Step(Do.ANEW, offset=parked.scan_offset))
-        result = self._read(reading, parked.scan_offset, is_parked=True)
+                return self._encode_step(context, opaque, step)
+        if not context.sys_flag & FLAG_SUBSCRIPTION:
+            members = self.consumers.groups.get(context.group)
+            compiled = None if members is None else members.subscriptions.get(context.topic)
+            if compiled is not None and compiled.filter is not context.filter:
+                # The expression of the group has changed since the pull was parked. RocketMQ's
+                # broker reads with the new one, and a Java client drops what does not match the
+                # old one. Here the client has to pull again.
+                return self._encode_step(context, opaque, Step(Do.ANEW, offset=parked.scan_offset))
+        result = self._read(context, parked.scan_offset, is_parked=True)
         if result.status is _FOUND:
-            return b"".join(self._found(reading, opaque, result))
-        return self._found_nothing_again(reading, parked, result, is_last)
+            return b"".join(self._encode_found(context, opaque, result))
+        return self._answer_or_keep_parked(context, parked, result, is_last)
 
-    def _found_nothing_again(
-        self, reading: Reading, parked: Parked, result: ReadResult, is_last: bool
+    def _answer_or_keep_parked(
+        self, context: PullContext, parked: Parked, result: ReadResult, is_last: bool
     ) -> bytes | None:
-        """It goes on waiting, or looking when it was not through; unless there is a master to ask
-        by now. At its last time a filter that takes long is judged first: without that the answer
-        would say to retry although no message was looked at."""
+        """Handle a retry without messages: return the answer, or None to keep the pull parked.
+
+        A read that did not reach the end of the queue continues in the background. A slave that has
+        found a master answers at once, so that the client asks the master. With `is_last`, a read
+        that has to evaluate a slow filter first is repeated in the background. The answer would
+        otherwise ask the client to retry although no message was examined; b"" is returned instead.
+        """
         if is_last and result.postponed is not None:
-            command, peer = parked.command, reading.peer
+            command, peer = parked.command, context.peer
             steps = retry_after(result.postponed, partial(self.pull, command, peer))
             self.background.run_request(steps, command, peer)
             return b""
-        is_for_master = result.postponed is None and self._is_for_master(
-            reading, result, parked.scan_offset
+        is_for_master = result.postponed is None and self._is_redirected_to_master(
+            context, result, parked.scan_offset
         )
-        code = self._code_of(reading, result, parked.scan_offset)
+        code = self._response_code(context, result, parked.scan_offset)
         if not is_last and not is_for_master:
             if code == ResponseCode.PULL_RETRY_IMMEDIATELY:
                 parked.scan_offset = result.next_offset
                 if result.next_offset < result.offset_max:
                     parked.is_attempt_pending = True
-                    steps = self.polls.look_on(parked, reading.peer, result.postponed)
-                    self.background.run_in_background(steps, reading.peer)
+                    steps = self.polls.retry_after(parked, context.peer, result.postponed)
+                    self.background.run_in_background(steps, context.peer)
                 return None
             if code == ResponseCode.PULL_NOT_FOUND:
                 return None
-        elif code == ResponseCode.PULL_NOT_FOUND and result.next_offset > reading.offset:
+        elif code == ResponseCode.PULL_NOT_FOUND and result.next_offset > context.offset:
             code = ResponseCode.PULL_RETRY_IMMEDIATELY
             result.status = ReadStatus.NO_MATCHED_MESSAGE
-        return self._not_found(reading, parked.command.opaque, code, result)
+        return self._encode_not_found(context, parked.command.opaque, code, result)
 
     # ------------------------------------------------------------------------------- answers
 
-    def _code_of(self, reading: Reading, result: ReadResult, offset: int) -> int:
-        """By what the store says, and on a slave by whom to ask instead; `next_offset` may change.
-        HOT."""
-        code = _CODES.get(result.status) or _OF_EMPTY[offset == 0]
+    def _response_code(self, context: PullContext, result: ReadResult, offset: int) -> int:
+        """Return the response code for a read; on a slave, `result.next_offset` may change.
+
+        A slave that serves readers (slaveReadEnable) resets no client's offset, unless
+        offsetCheckInSlave is set, because its log may be the shorter one. Called for every pull:
+        keep it cheap.
+        """
+        code = _CODE_BY_STATUS.get(result.status) or _EMPTY_QUEUE_CODES[offset == 0]
         settings = self.settings
         if not settings.is_slave:
             return code
         if code == ResponseCode.PULL_OFFSET_MOVED and not settings.broker.offset_check_in_slave:
             result.next_offset, code = offset, ResponseCode.PULL_NOT_FOUND
-        if self._is_for_master(reading, result, offset):
+        if self._is_redirected_to_master(context, result, offset):
             return ResponseCode.PULL_RETRY_IMMEDIATELY
         return code
 
-    def _is_for_master(self, reading: Reading, result: ReadResult, offset: int) -> bool:
-        """Does a slave send whoever found nothing back to its master?"""
+    def _is_redirected_to_master(
+        self, context: PullContext, result: ReadResult, offset: int
+    ) -> bool:
+        """Return whether this slave sends a client that found no messages back to its master.
+
+        That is done while a master is reachable and the client is not behind (spec/ha.md §4). With
+        sluiceConsensus the slave lets clients wait instead: a client with an old route takes the
+        slave for the master, and would ask it again and again.
+        """
         settings = self.settings
         if not settings.is_slave or settings.is_failover or not self.has_master():
             return False
-        return result.status not in _SCANNED or self.store.reader.is_in_memory(
-            *reading.queue, offset
+        return result.status not in _SCANNED_STATUSES or self.store.reader.is_in_memory(
+            *context.queue, offset
         )
 
-    def _found(self, reading: Reading, opaque: int, result: ReadResult) -> list[bytes | memoryview]:
-        """The answer with messages, in pieces. HOT."""
-        group_flag, topic_flag = reading.flags
-        broker_id = self._suggested(reading) if self.settings.broker.slave_read else 0
-        text = _ANSWER % (
-            0, broker_id, group_flag, result.next_offset, result.offset_max, result.offset_min,
-            topic_flag, opaque, b"FOUND",
-        )  # fmt: skip
-        size, length = result.size_bytes, len(text)
-        self.found += 1
-        delivered = reading.delivered
-        delivered.pulled[reading.queue_id] = result.next_offset
-        delivered.messages_out += result.count
-        delivered.bytes_out += size
-        return [_PREFIX.pack(length + 4 + size, length) + text, *result.data]
+    def _encode_found(
+        self, context: PullContext, opaque: int, result: ReadResult
+    ) -> list[bytes | memoryview]:
+        """Return the answer with the messages of `result` as pieces to be written in order.
 
-    def _not_found(self, reading: Reading, opaque: int, code: int, result: ReadResult) -> bytes:
-        """What the store says instead of messages."""
+        Update the counters and the fetched offset of the group. Called for every pull: keep it
+        cheap.
+        """
+        group_flag, topic_flag = context.sys_flags
+        broker_id = self._suggested_broker_id(context) if self.settings.broker.slave_read else 0
+        text = _ANSWER_HEADER % (
+            0,
+            broker_id,
+            group_flag,
+            result.next_offset,
+            result.offset_max,
+            result.offset_min,
+            topic_flag,
+            opaque,
+            b"FOUND",
+        )
+        size, length = result.size_bytes, len(text)
+        self.found_count += 1
+        delivery = context.delivery
+        delivery.fetched_offsets[context.queue_id] = result.next_offset
+        delivery.messages_out += result.count
+        delivery.bytes_out += size
+        return [_FRAME_PREFIX.pack(length + 4 + size, length) + text, *result.data]
+
+    def _encode_not_found(
+        self, context: PullContext, opaque: int, code: int, result: ReadResult
+    ) -> bytes:
+        """Return the encoded answer of a read that found no messages."""
         status = result.status
         if status is ReadStatus.NO_MATCHED_LOGIC_QUEUE:
-            status = ReadStatus.NO_MESSAGE_IN_QUEUE  # the real broker makes the queue to look at
-        reading.delivered.pulled[reading.queue_id] = result.next_offset
-        places = (result.next_offset, result.offset_max, result.offset_min)
-        return self._empty(reading, opaque, code, places, status.name)
+            status = ReadStatus.NO_MESSAGE_IN_QUEUE  # RocketMQ creates the queue to read it
+        context.delivery.fetched_offsets[context.queue_id] = result.next_offset
+        bounds = (result.next_offset, result.offset_max, result.offset_min)
+        return self._encode_empty(context, opaque, code, bounds, status.name)
 
-    def _empty(
-        self, reading: Reading, opaque: int, code: int, places: tuple[int, int, int], why: str
+    def _encode_empty(
+        self,
+        context: PullContext,
+        opaque: int,
+        code: int,
+        bounds: tuple[int, int, int],
+        remark: str,
     ) -> bytes:
-        """An answer without messages; `places`: next offset, end and begin of the queue."""
-        self.missed += 1
-        group_flag, topic_flag = reading.flags
-        text = _ANSWER % (code, 0, group_flag, *places, topic_flag, opaque, why.encode())
-        return _PREFIX.pack(len(text) + 4, len(text)) + text
+        """Return an encoded answer without messages, with `remark`.
 
-    def _suggested(self, reading: Reading) -> int:
-        """Whom to ask next: another broker for what is likely no more in memory (spec/ha.md §4)."""
-        group = self.groups.config_of(reading.group) or GroupConfig(reading.group)
-        is_near = self.store.reader.is_in_memory(*reading.queue, reading.offset)
+        `bounds` is (next offset, end offset of the queue, first offset of the queue).
+        """
+        self.missed_count += 1
+        group_flag, topic_flag = context.sys_flags
+        text = _ANSWER_HEADER % (code, 0, group_flag, *bounds, topic_flag, opaque, remark.encode())
+        return _FRAME_PREFIX.pack(len(text) + 4, len(text)) + text
+
+    def _suggested_broker_id(self, context: PullContext) -> int:
+        """Return the id of the broker that the client should ask next.
+
+        Another broker than this one is suggested for reads of messages that are probably no longer
+        in memory (spec/ha.md §4).
+        """
+        group = self.groups.config_of(context.group) or GroupConfig(context.group)
+        is_near = self.store.reader.is_in_memory(*context.queue, context.offset)
         if is_near and self.settings.is_slave and self.has_master():
             return MASTER_ID
         return group.broker_id if is_near else group.broker_id_when_slow
 
 
-def _is_stuck(reading: Reading, result: ReadResult) -> bool:
-    """Return whether the only thing that a read found out is that its reader holds too much."""
-    return result.is_out_of_reach and result.next_offset == reading.offset
-
-
-def _unknown_subscription(why: str = "") -> PullRefusedError:
-    return PullRefusedError(
-        ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{why}\n{FAQ}"
-    )
-
-
-def _old_subscription() -> PullRefusedError:
-    return PullRefusedError(
-        ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
-    )
+def _is_out_of_reach(context: PullContext, result: ReadResult) -> bool:
+    """Return whether the read made no progress because its first match is out of reach."""
+    return result.is_out_of_reach and result.next_offset == context.offset

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sluicemq.broker.consume.delivered import Deliveries
+from sluicemq.broker.consume.delivery import DeliveryStates
 from sluicemq.broker.group_commit import Durable, GroupCommit, Postponed
 from sluicemq.broker.offsets import SEPARATOR, Offsets, UnfinishedMessages
 from sluicemq.broker.pop.checkpoints import Checkpoints
@@ -60,7 +60,7 @@ class Acknowledge:
     store: Store
     group_commit: GroupCommit
     clock: Clock
-    delivered: Deliveries
+    delivered: DeliveryStates
 
     def one(self, header: AckMessageRequest, command: Command, peer: Peer) -> Any:
         """200051. HOT."""
@@ -125,7 +125,7 @@ class Acknowledge:
                 self.order.acknowledge(group, topic, handle.queue_id, offset, handle.pop_ms)
         else:
             self.checkpoints.acknowledge(group, topic, handle, offsets)
-        self.delivered[pop_origin(topic, group), group].acknowledged += len(offsets)
+        self.delivered[pop_origin(topic, group), group].acknowledged_count += len(offsets)
 
     def _acknowledge_all(self, acks: list[PopAck], command: Command) -> WorkItem[Any]:
         """The answer waits for the last ones' turn; those of the others must have been good.

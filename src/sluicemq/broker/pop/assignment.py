@@ -28,7 +28,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from sluicemq.broker.consume.clients import STRICT, Consumers
+from sluicemq.broker.consume.clients import Consumers
+from sluicemq.broker.consume.contracts import STRICT
 from sluicemq.broker.documents import Document
 from sluicemq.broker.group_commit import Announced, Postponed
 from sluicemq.broker.lanes.rules import normal_atom, parse_key
@@ -128,11 +129,15 @@ class Assignments:
     ) -> None:
         """May somebody pop a topic through this filter? HOT. Raises RequestError."""
         contracts, said = self._consumers.contracts, (kind or TAG, expression or ALL)
-        known = contracts.popped_by.get((group, topic))
-        if known == said and group in contracts.popping:
+        known = contracts.pop_filters.get((group, topic))
+        if known == said and group in contracts.popping_groups:
             return
-        client_id = self._consumers.name_of(group, peer)
-        why = contracts.why_refused(group, peer, client_id) if contracts.of(group) == STRICT else ""
+        client_id = self._consumers.client_name(group, peer)
+        why = (
+            contracts.refusal_reason(group, peer, client_id)
+            if contracts.contract_of(group) == STRICT
+            else ""
+        )
         lanes = self._consumers.lanes.table.get(group)
         if lanes is not None and lanes.is_pulled(topic):
             why = (
@@ -141,7 +146,7 @@ class Assignments:
             )
         held = normal_atom(*known) if known is not None else None
         if not why and held is not None and held != normal_atom(*said):
-            for other, key in self._consumers.claimed(group, client_id).items():
+            for other, key in self._consumers.other_subscription_keys(group, client_id).items():
                 if parse_key(key).get(topic) == held:
                     why = (
                         f"group {group} pops {topic} by {held.kind} {held.text!r}, to which "
@@ -150,12 +155,12 @@ class Assignments:
                         "group, or the same subscription."
                     )
         if why:
-            contracts.note(group, client_id, why, peer)
+            contracts.record_refusal(group, client_id, why, peer)
             raise RequestError(ResponseCode.NO_PERMISSION, why)
-        contracts.refused.pop((group, client_id), None)
+        contracts.refusals.pop((group, client_id), None)
         self._consumers.end_lanes(group)
-        contracts.popping.add(group)
-        contracts.popped_by[group, topic] = said
+        contracts.popping_groups.add(group)
+        contracts.pop_filters[group, topic] = said
 
     # ----------------------------------------------------------------------------- who reads what
 
@@ -205,7 +210,7 @@ class Assignments:
         mode = self._mode(asked.topic, asked.group)
         found = queues
         if asked.message_model != bodies.BROADCASTING and self._settings.broker.server_balances:
-            members = self._consumers.sharing(asked.group, peer, command.fields)
+            members = self._consumers.client_ids_sharing_queues(asked.group, peer, command.fields)
             strategy = STRATEGIES.get(asked.strategy)
             if queues is None or not members or strategy is None:
                 found = None

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from sluicemq.broker.background import retry_after
 from sluicemq.broker.consume.clients import Consumers
-from sluicemq.broker.consume.delivered import Deliveries
+from sluicemq.broker.consume.delivery import DeliveryStates
 from sluicemq.broker.consume.filters import RequestFilters
 from sluicemq.broker.consume.longpoll import ANY_QUEUE, LongPolls
 from sluicemq.broker.group_commit import Durable, Parked, Postponed
@@ -164,7 +164,7 @@ class Pop:
     store: Store
     clock: SteadyClock
     background: Background
-    delivered: Deliveries
+    delivered: DeliveryStates
     filters: RequestFilters
     random: Random
     consumers: Consumers
@@ -243,7 +243,7 @@ class Pop:
         except RequestError as refusal:
             return _refused(refusal, PollingInfoResponse())
         count = sum(
-            self.polls.waiting(
+            self.polls.count_waiting_pops(
                 header.topic, max(header.queue_id, ANY_QUEUE), _contest(header.group, is_order=it)
             )
             for it in (False, True)
@@ -301,7 +301,7 @@ class Pop:
 
     def _filter(self, kind: str | None, expression: str | None) -> MessageFilter | None:
         """Raises RequestError, PostponedError."""
-        return self.filters.of(kind, expression) if expression else None
+        return self.filters.get_filter(kind, expression) if expression else None
 
     def _admit(self, header: PopMessageRequest, peer: Peer) -> None:
         """HOT. Raises RequestError."""
@@ -434,14 +434,14 @@ class Pop:
             topic, queue_id, offset, count, None, wanted, may_postpone=True
         )
         delivered = self.delivered[topic, popping.header.group]
-        delivered.filtered += result.units_scanned - result.count
+        delivered.filtered_count += result.units_scanned - result.count
         if (
             result.units_scanned
             and not result.is_filter_reliable
             and wanted
             and wanted.reads_properties
         ):
-            delivered.looked(wanted, queue_id, offset, offset + result.units_scanned)
+            delivered.add_range_to_check(wanted, queue_id, offset, offset + result.units_scanned)
         return result
 
     def _take(self, popping: Popping, found: Look, source: Source, result: ReadResult) -> None:
@@ -450,7 +450,7 @@ class Pop:
         group, invisible_ms = header.group, header.invisible_ms
         records = list(result.records())
         offsets = [one for one, _ in records]
-        holder = self.consumers.name_of(group, popping.peer)
+        holder = self.consumers.client_name(group, popping.peer)
         if popping.is_look:
             pass
         elif header.order:
@@ -553,11 +553,13 @@ class Pop:
         header, config = popping.header, self.settings.broker
         if header.poll_ms <= 0:
             return ResponseCode.POLLING_TIMEOUT
-        if self.polls.popping >= config.pop_polling_total_max:
+        if self.polls.parked_pops >= config.pop_polling_total_max:
             return ResponseCode.POLLING_FULL
         if self.clock.now_ms() > popping.until_ms - EARLY_MS:
             return ResponseCode.POLLING_TIMEOUT
-        waiting = self.polls.waiting(header.topic, max(header.queue_id, ANY_QUEUE), popping.contest)
+        waiting = self.polls.count_waiting_pops(
+            header.topic, max(header.queue_id, ANY_QUEUE), popping.contest
+        )
         return ResponseCode.POLLING_FULL if waiting > config.pop_polling_max else None
 
     def _parked(
@@ -596,7 +598,7 @@ class Pop:
             return self._answer(popping, found, ResponseCode.POLLING_TIMEOUT)
         if found.is_unfinished:
             parked.is_attempt_pending = True
-            steps = self.polls.look_on(parked, popping.peer, found.judgement)
+            steps = self.polls.retry_after(parked, popping.peer, found.judgement)
             self.background.run_in_background(steps, popping.peer)
         return None
 

@@ -275,7 +275,7 @@ class Replies:
     ) -> Command | None:
         """326."""
         client_id = properties.get(REPLY_TO_CLIENT, "")
-        requester = self.producers.find(client_id)
+        requester = self.producers.find_connection(client_id)
         if requester is None:
             self.failed += 1
             return Command(

@@ -44,7 +44,7 @@ from sluicemq import engine
 from sluicemq.acl.guard import Access
 from sluicemq.acl.verdict import SUB
 from sluicemq.broker.consume.clients import Consumers
-from sluicemq.broker.consume.delivered import Deliveries
+from sluicemq.broker.consume.delivery import DeliveryStates
 from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.group_commit import Durable, GroupCommit, Postponed, run_or_postpone
 from sluicemq.broker.lanes.rules import LANE_PROPERTY, lane_id
@@ -135,7 +135,7 @@ class Retries:
     consumers: Consumers
     locks: QueueLocks
     clock: Clock
-    delivered: Deliveries
+    delivered: DeliveryStates
     access: Access = field(default_factory=Access)
     next_queue: int = field(default=0, init=False)
     said_s: dict[str, float] = field(default_factory=dict, init=False)
@@ -190,7 +190,7 @@ class Retries:
         draft.queue_id = self.next_queue % max(topic.config.write_queues, 1)
         draft.reconsume_times = min(times + 1, RECONSUME_TIMES_MAX)
         self.intake.receive(draft)
-        self.delivered[properties[RETRY_TOPIC], config.name].sent_back += 1
+        self.delivered[properties[RETRY_TOPIC], config.name].sent_back_count += 1
         name = properties.get(UNIQ_KEY) or properties[ORIGIN_MESSAGE_ID]
         self.stored(config.name, topic, name, times)
 
@@ -421,7 +421,7 @@ class Send:
                 group = header.topic.removeprefix(RETRY_PREFIX)
                 config = self._retries.config(group)
                 most = times_max(config, header.reconsume_times_max, command.version)
-                if (header.reconsume_times or 0) > most or self._retries.locks.holds_any(group):
+                if (header.reconsume_times or 0) > most or self._retries.locks.is_locked(group):
                     topic, queue_id = self._retries.bury(group, properties), 0
             for name, value in self._added.items():
                 properties.setdefault(name, value)

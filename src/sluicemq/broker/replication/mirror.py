@@ -38,7 +38,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
-from sluicemq.files import FOR_OWNER, OPEN, Access, File, Files
+from sluicemq.files import DEFAULT_ACCESS, OWNER_ONLY, Access, File, Files
 
 CHUNK_BYTES: Final = 1 << 20
 """A longer write is several operations, so that any of them fits into a frame."""
@@ -587,7 +587,7 @@ class Applier:
         if self._files.exists(path):
             return self._files.access(path)
         is_table = (self._places.name_of(path) or "").startswith("config/")
-        return OPEN if is_table else FOR_OWNER
+        return DEFAULT_ACCESS if is_table else OWNER_ONLY
 
     def _sync_file(self, path: str) -> None:
         if path in self._dirty:
@@ -607,7 +607,7 @@ class Applier:
     def _replace(self, operations: list[Operation]) -> set[str]:
         encoded = encode_operations(operations)
         path = self._places.path_of(SNAPSHOT_NAME)
-        self._put(path, zlib.crc32(encoded).to_bytes(4) + encoded, FOR_OWNER)
+        self._put(path, zlib.crc32(encoded).to_bytes(4) + encoded, OWNER_ONLY)
         self._files.sync_directory(path.rpartition("/")[0])
         changed = self._make(operations)
         self._files.remove(path)

@@ -229,7 +229,7 @@ class SlaveSide:
         follower.on_confirmed = confirmed.moved
         follower.on_appended = self.appended
         follower.on_incomplete = self.cut
-        follower.on_pace = priority().lower  # who serves on this machine goes first
+        follower.on_pace = priority().set_low  # who serves on this machine goes first
         self._files, self._mark_path = files, f"{core.settings.store.root}/{INCOMPLETE_NAME}"
         self._is_marked = files.exists(self._mark_path)
 

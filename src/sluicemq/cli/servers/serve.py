@@ -61,7 +61,7 @@ from sluicemq.config.load import (
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.settings import KEYS
 from sluicemq.errors import ConfigurationError, StoreError
-from sluicemq.files import SYSTEM_FILES, descriptors, exposure, machine
+from sluicemq.files import SYSTEM_FILES, descriptors, exposure_warning, machine
 from sluicemq.model.addresses import LOOPBACK, NAME_SERVER_PORT, format_address, is_wildcard
 from sluicemq.proxy import proxy_status
 
@@ -607,14 +607,14 @@ def run_servers(start: Started) -> None:
             gc.collect()
             gc.freeze()
             gc.set_threshold(GC_OBJECTS, 20, 20)
-            machine.keep_memory_small()
+            machine.start_memory_trimming()
             click.echo(" ".join(["ready", text, *stack.metrics]))
             await stack.stop.wait()
             log.info("closing")
         if stack.failure is not None:
             raise stack.failure
 
-    log.info("%s", descriptors.explain(descriptors.raise_limit()))
+    log.info("%s", descriptors.describe_limits(descriptors.raise_limit()))
     try:
         from uvloop import new_event_loop  # noqa: PLC0415 - where it is installed
     except ModuleNotFoundError:
@@ -670,7 +670,7 @@ def _read_file(path: str, option: str = "-c") -> str:
 
 def _warn_of_exposure(*paths: str) -> None:
     for path in paths:
-        warning = exposure(SYSTEM_FILES, path)
+        warning = exposure_warning(SYSTEM_FILES, path)
         if warning is not None:
             log.warning("%s", warning)
 

@@ -274,11 +274,11 @@ _DROPPED_PROPERTIES: Final = frozenset({DELAY, WAIT, TRAN_MSG, *TIMER_PROPERTIES
 class RetryRules:
     """How a group retries messages that its handler could not process.
 
-    After `retries_max` retries a message becomes a dead letter. None leaves that to the group's
-    configuration at the broker (16), and means unlimited retries for an ordered group.
-    `delay_level` is the delay of each retry: 0 means increasing delays (10 s, 30 s … 2 h), 1 or
-    more a level of the broker, -1 a dead letter without retries. `suspend_s` is how many seconds an
-    ordered queue pauses after a failure.
+    - `retries_max`: the number of retries before a message becomes a dead letter. None leaves that
+      to the group's configuration at the broker (16), and means no limit for an ordered group.
+    - `delay_level`: the delay of each retry. 0 means increasing delays (10 s, 30 s … 2 h), 1 or
+      more a level of the broker, -1 a dead letter without retries.
+    - `suspend_s`: how many seconds an ordered queue pauses after a failure.
     """
 
     retries_max: int | None = None
@@ -390,18 +390,22 @@ def check_undecodable(on_undecodable: object, body_bytes_max: object) -> None:
 class ConsumeLimits(TypedDict, total=False):
     """Keyword options that all kinds of consumers accept; the defaults are in parentheses.
 
-    `pull_count` (256) is the number of messages that one request asks for. `commit_period_s` (5) is
-    the interval in seconds between commits of offsets, `balance_period_s` (20) that between
-    rebalances. `span_max` (None) limits the difference between the first and the last
-    unacknowledged offset of a queue. `topic_count_max` and `topic_bytes_max` (None) limit the
-    unacknowledged messages and bytes of a topic; its queues share them evenly. `allocate`
-    ("average") is the strategy that assigns queues to members: "average", "average_circle" or
-    another one; all members must use the same. With `broadcast` (False) every member receives all
-    messages and keeps its offsets in a local file. `young_from_first` (False) is RocketMQ's rule
-    for groups without an offset on queues that have lost no message yet. `on_undecodable`
-    ("deliver") is what becomes of a message whose body cannot be decoded, see `OnUndecodable`. A
-    compressed body that is larger than `body_bytes_max` (64 MiB) after decompression is
-    undecodable.
+    - `pull_count` (256): the number of messages that one request asks for.
+    - `commit_period_s` (5): the interval in seconds between commits of offsets.
+    - `balance_period_s` (20): the interval in seconds between rebalances.
+    - `span_max` (None): the maximum difference between the first and the last unacknowledged offset
+      of a queue. None means no limit.
+    - `topic_count_max`, `topic_bytes_max` (None): the maximum number and size of the unacknowledged
+      messages of a topic. Its queues share them evenly. None means no limit.
+    - `allocate` ("average"): the strategy that assigns queues to members: "average",
+      "average_circle" or another one of `core.balance`. All members must use the same.
+    - `broadcast` (False): every member receives all messages and keeps its offsets in a local file.
+    - `young_from_first` (False): RocketMQ's rule for groups without an offset on queues that have
+      lost no message yet; see `ConsumeOptions`.
+    - `on_undecodable` ("deliver"): what becomes of a message whose body cannot be decoded; see
+      `OnUndecodable`.
+    - `body_bytes_max` (64 MiB): a compressed body that is larger after decompression is
+      undecodable.
     """
 
     pull_count: int

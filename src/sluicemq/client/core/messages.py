@@ -221,14 +221,16 @@ Body = bytes | bytearray | memoryview | str
 class MessageOptions(TypedDict, total=False):
     """The options of a message besides its topic and body.
 
-    `tag` is what consumers filter by; it contains no `|`. `keys` are strings without white space by
-    which `sluice message query` finds the message. `properties` are strings by name, for SQL92
-    filters. `flag` is a 32-bit number for the application's own use. `wait_store_ok` makes the
-    broker respond only when the message is as safe as it is configured to keep messages. Messages
-    with the same `sharding_key` go to the same queue, in order.
-
-    At most one of these delays the message: `delay_level` (1 to 18; 0 means none), `delay` (seconds
-    or a timedelta), `deliver_at` (a datetime with a time zone, or milliseconds since 1970).
+    - `tag`: what consumers filter by. It contains no `|`.
+    - `keys`: strings without white space by which `sluice message query` finds the message.
+    - `properties`: strings by name, for SQL92 filters.
+    - `flag`: a 32-bit number for the application's own use.
+    - `wait_store_ok`: if False, the broker responds before the message is as safe as it is
+      configured to keep messages.
+    - `sharding_key`: messages with the same key go to the same queue, in order.
+    - `delay_level` (1 to 18; 0 means none), `delay` (seconds or a timedelta), `deliver_at` (a
+      datetime with a time zone, or milliseconds since 1970): at most one of them delays the
+      message.
     """
 
     tag: str | None

@@ -326,12 +326,14 @@ class SendAttempts:
 class ProducerOptions(TypedDict, total=False):
     """The options of a producer; the defaults are in parentheses.
 
-    `timeout_ms` (10,000) limits one send with all its attempts. `retries` (2) is the number of
-    further attempts of a send, `retries_async` (0) that of `send_soon`. With `retry_unsafe`, a send
-    is also retried if its broker stored the message but could not make it as safe as configured;
-    another broker may then have it as well. Bodies of `compress_from_bytes` (4,096) or more are
-    compressed; 0 means never. `delay_level_max` (18) is the number of the brokers' delay levels.
-    `listener` executes and checks the producer's transactions.
+    - `timeout_ms` (10,000): the time limit of one send with all its attempts.
+    - `retries` (2): the number of further attempts of a send.
+    - `retries_async` (0): the number of further attempts of `send_soon`.
+    - `retry_unsafe` (False): retry a send also if its broker stored the message but could not make
+      it as safe as configured. Another broker may then have it as well.
+    - `compress_from_bytes` (4,096): the size from which bodies are compressed; 0 means never.
+    - `delay_level_max` (18): the number of the brokers' delay levels.
+    - `listener` (None): executes and checks the producer's transactions.
     """
 
     timeout_ms: int

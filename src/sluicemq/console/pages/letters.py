@@ -31,6 +31,7 @@ from sluicemq.console.pages.messages import address
 from sluicemq.console.parts import parts
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.model.message import KEYS, TAGS, StoredMessage
+from sluicemq.model.system_names import is_dead_letter_topic
 from sluicemq.model.topic import DLQ_PREFIX
 
 BATCH_MAX: Final = 500
@@ -48,7 +49,7 @@ async def show_all(context: Context) -> Answer:
     """A page of groups; how many letters each has comes with the live part."""
     wanted = context.query.get("q", "").strip()
     names = await context.listed("topics", context.admin.topics)
-    groups = [name.removeprefix(DLQ_PREFIX) for name in names if name.startswith(DLQ_PREFIX)]
+    groups = [name.removeprefix(DLQ_PREFIX) for name in names if is_dead_letter_topic(name)]
     paged = context.paged([name for name in groups if wanted.lower() in name.lower()])
     details: dict[str, dict[str, Any]] = {}
     if context.is_live:

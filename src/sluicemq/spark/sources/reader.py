@@ -47,7 +47,7 @@ from sluicemq.files import is_locked
 from sluicemq.filter.subscriptions import make_filter
 from sluicemq.hints import did_you_mean
 from sluicemq.model.subscription import TAG
-from sluicemq.model.system_names import SCHEDULE_TOPIC
+from sluicemq.model.system_names import SCHEDULE_TOPIC, revealed_names
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.record.arrow import BODY_ERROR, RecordDecoder
@@ -406,7 +406,7 @@ class StoreLocation:
             existing.update(topic for topic, _ in reader.queues())
             reader.close()
         if selection.pattern is not None:
-            return list(selection.match(sorted(existing)))
+            return list(selection.match(sorted(existing), revealed_names(existing)))
         for topic in selection.names:
             if topic not in existing and has_batch_queues(self.root, topic):
                 raise ConfigurationError(

@@ -29,7 +29,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
-from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files
+from sluicemq.files import FULL_ERRORS, TRANSIENT_ERRORS, Files
 from sluicemq.files.identity import FileState, FileVerdict, IdentityFile
 from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.store.store import Store
@@ -330,7 +330,7 @@ class TimerFiles:
                     )
                     write_timer_checkpoint(self._files, self._check_path, new)
                 except OSError as error:
-                    has_failed = error.errno not in FULL_ERRORS | PASSING_ERRORS
+                    has_failed = error.errno not in FULL_ERRORS | TRANSIENT_ERRORS
                     raise
                 self._saved = number
 

@@ -173,16 +173,16 @@ class Series:
     def _file(self, path: str) -> File:
         self.is_used = True
         if self._open is None or self._open[0] != path:
-            self.let_go()
+            self.release_descriptor()
             self._open = (path, self._files.open(path))
-            self._files.pool.enter(self)
+            self._files.pool.add(self)
         return self._open[1]
 
     def close(self) -> None:
-        self._files.pool.leave(self)
-        self.let_go()
+        self._files.pool.remove(self)
+        self.release_descriptor()
 
-    def let_go(self) -> None:
+    def release_descriptor(self) -> None:
         """Close the file; the next read opens it again."""
         if self._open is not None:
             self._open[1].close()

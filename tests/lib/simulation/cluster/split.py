@@ -30,7 +30,7 @@ from simulation.cluster.ledger import Group, Ledger, Place, Sent, place_of
 from simulation.cluster.nodes import BrokerNode, ClientNode
 from simulation.cluster.world import ClusterWorld
 from simulation.crashes.plan import Violation
-from sluicemq.broker.consume.clients import STRICT
+from sluicemq.broker.consume.contracts import STRICT
 from sluicemq.broker.lanes.rules import subscription_key
 from sluicemq.client.aio import members as groups
 from sluicemq.errors import SluiceError
@@ -38,7 +38,7 @@ from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import CONTRACT, CONTRACTS, GroupConfig
 
-TAGGED: Final = "tagged"
+TAGGED: Final = "select_tagged"
 SPLIT: Final = "split"
 TAGS: Final = ("t1", "t2", "t3")
 WISHES: Final = ("t1", "t1||t2", "t2||t3", "t3", "*")
@@ -273,7 +273,7 @@ class SplitWorld(ClusterWorld):
         return await self._send(rng.choice(self.senders), tags)
 
     async def _send(self, node: ClientNode, tags: Sequence[str]) -> str:
-        sents = [self.ledger.send(TAGGED, "tagged") for _ in tags]
+        sents = [self.ledger.send(TAGGED, "select_tagged") for _ in tags]
         for sent, tag in zip(sents, tags, strict=True):
             self.told.tag_of[sent.number] = tag
             if any(is_wanted(tag, wish) for wish in self.told.wishes.values()):
@@ -430,9 +430,9 @@ def _keys(node: BrokerNode) -> dict[str, str]:
     core: Any = node.broker and node.broker.core
     group = core.consumers.groups.get(SPLIT) if core else None
     return {
-        member.client_id.partition("@")[2]: member.wanted[TAGGED].expression.replace(" ", "")
+        member.client_id.partition("@")[2]: member.subscriptions[TAGGED].expression.replace(" ", "")
         for member in (group.members.values() if group is not None else ())
-        if TAGGED in member.wanted
+        if TAGGED in member.subscriptions
     }
 
 

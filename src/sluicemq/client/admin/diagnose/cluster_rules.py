@@ -5,7 +5,6 @@ applies, too.
 """
 
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
 from typing import Final
 
 from sluicemq.client.admin.diagnose.cluster_facts import (
@@ -17,6 +16,7 @@ from sluicemq.client.admin.diagnose.findings import Code, Rule, Severity, Values
 from sluicemq.client.admin.diagnose.group_facts import GroupFacts
 from sluicemq.client.admin.diagnose.server_rules import SKEW_MS, Condition, each, wiped_brokers
 from sluicemq.client.core.consuming import UNDECODABLE_NOTE
+from sluicemq.hints import did_you_mean
 from sluicemq.model.reachability import Reachability
 
 RETRIES_MIN: Final = 3
@@ -52,9 +52,12 @@ def _missing_topic(*, exists: bool, is_created: bool | None = None) -> Condition
         if bool(brokers) != exists:
             return
         if is_created is None or _creates_topics(facts) == is_created:
-            near = get_close_matches(facts.topic or "", facts.known_topics, 1, _SIMILARITY)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            yield {"brokers": ", ".join(brokers), "topic": facts.topic, "hint": hint}
+            hint = did_you_mean(facts.topic or "", facts.known_topics, cutoff=_SIMILARITY)
+            yield {
+                "brokers": ", ".join(brokers),
+                "topic": facts.topic,
+                "hint": f" {hint}" if hint else "",
+            }
 
     return condition
 

@@ -13,7 +13,7 @@ from simulation.stepped import (
     send_fields,
 )
 from sluicemq.broker.consume import matching
-from sluicemq.broker.consume.filter_watch import REASONS_MAX, Troubles
+from sluicemq.broker.consume.filter_diagnostics import REASONS_MAX, FilterFailures
 from sluicemq.broker.metrics import BrokerCollector
 from sluicemq.errors import RequestError
 from sluicemq.model.subscription import SQL92, Subscription
@@ -113,7 +113,7 @@ def test_the_survey_finds_by_itself_what_metrics_and_runtime_show(
     filled.call(11, pull_fields(offset=4, maxMsgNums=1, **SQL))
     broker.core.offsets.commit("G", "T", 0, 7)
     broker.advance(11)
-    assert broker.core.filter_watch.matches["T", "G"][0] == 2
+    assert broker.core.filter_watch.survey_results["T", "G"][0] == 2
     assert broker.core.runtime.table()["sluiceFilter:T@G"] == "matched 1 filtered 2 errors 0"
     names = {metric.name for metric in BrokerCollector(lambda: broker.core).collect()}
     assert {"sluicemq_filter_errors", "sluicemq_consumer_lag_matching_messages"} <= names
@@ -172,7 +172,7 @@ def test_a_trial_that_cannot_be_made_is_refused(
 
 
 def test_reasons_do_not_grow_without_end() -> None:
-    troubles = Troubles()
+    troubles = FilterFailures()
     for number in range(100):
         troubles.add(f"reason {number}", 2)
     assert troubles.total == 200
@@ -204,7 +204,7 @@ def test_long_work_is_answered_later_and_leaves_room_between(
     background = broker.core.background
     heartbeat(filled, "UNIQ_KEY <> 'U3'")
     monkeypatch.setattr(background, "_clock", Watched())
-    monkeypatch.setattr(matching, "RECORDS_A_STEP", 1)
+    monkeypatch.setattr(matching, "RECORDS_PER_STEP", 1)
     request = filled.request(900131, {"consumerGroup": "G", "topic": "T"})
     filled.feed(request)
     assert request.opaque not in filled.answers, "it takes more than a slice"

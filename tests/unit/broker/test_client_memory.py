@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from simulation.stepped import SteppedBroker, SteppedClient
-from sluicemq.broker.consume import clients, filters, held
+from sluicemq.broker.consume import client_memory, clients, filters
 from sluicemq.config import BrokerConfig
 from sluicemq.filter import subscriptions
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -84,7 +84,7 @@ def test_what_a_member_took_is_given_back_when_it_leaves(how: str) -> None:
     broker = with_limits()
     client = broker.connect()
     heartbeat(client, "c", {f"g{n}": [wanted("T")] for n in range(300)}, ["p0", "p1"])
-    assert broker.core.held_bytes.total > 300 * held.MEMBER_BYTES
+    assert broker.core.held_bytes.total > 300 * client_memory.MEMBER_BYTES
     if how == "disconnect":
         client.disconnect()
     elif how == "expire":
@@ -101,7 +101,7 @@ def test_what_a_member_took_is_given_back_when_it_leaves(how: str) -> None:
     assert broker.core.held_bytes.total == len(broker.core.held_bytes) == 0
     assert not broker.core.consumers.groups
     assert not broker.core.producers.groups
-    assert broker.core.producers.find("c") is None
+    assert broker.core.producers.find_connection("c") is None
 
 
 def test_one_connection_cannot_take_all_places_of_producers() -> None:
@@ -111,7 +111,7 @@ def test_one_connection_cannot_take_all_places_of_producers() -> None:
     assert answer.code == 1
     assert len(broker.core.producers.groups) < 1100
     assert heartbeat(other, "other", producers=["mine"]).code == 0
-    assert broker.core.producers.find("other") is not None
+    assert broker.core.producers.find_connection("other") is not None
 
 
 def test_filters_of_groups_that_are_away_make_room_for_those_that_come(
@@ -141,8 +141,8 @@ def test_an_expression_that_finds_no_room_is_served_but_not_kept(
     for name in ("g1", "g2", "g3", "g4"):
         heartbeat(broker.connect(), name, {name: [wanted("T", "a = 1", "SQL92")]})
     assert sorted(broker.core.filters.table) == ["g1", "g2"]
-    assert broker.core.consumers.watch("g4", "T") is not None
-    assert caplog.text.count("further ones are served, but not kept") == 1
+    assert broker.core.consumers.find_subscription("g4", "T") is not None
+    assert caplog.text.count("further ones are used, but not saved") == 1
 
 
 def test_a_tag_expression_without_end_is_refused() -> None:
@@ -166,7 +166,7 @@ def test_the_members_of_a_connection_are_found_without_a_look_at_all_groups(
         "unregister",
         lambda self, name, *rest: (left.append(name), unregister(self, name, *rest)),
     )
-    steps = broker.core.consumers.disconnecting(client.peer)
+    steps = broker.core.consumers.remove_connection(client.peer)
     for number, _ in enumerate(steps, 1):
         assert len(left) == number
     assert sorted(left) == sorted(f"g{n}" for n in range(50))

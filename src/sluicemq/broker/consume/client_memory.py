@@ -1,0 +1,121 @@
+"""The memory that heartbeats make a broker use, limited for each connection and for all together.
+
+A heartbeat of 0.6 MB with tag codes takes ten times as much memory, and a connection may name other
+groups and client ids in each of its heartbeats. The number of bytes is an estimate for the members
+of groups, their subscriptions and the filters compiled for them. It is released when the member
+leaves, at the latest when its connection closes.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from sluicemq.broker.settings import Settings
+from sluicemq.errors import RequestError
+from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.net.dispatch import Peer
+from sluicemq.wire.codes import ResponseCode
+
+MEMBER_BYTES: Final = 1500
+"""The estimated bytes of a member of a consumer group without subscriptions."""
+SUBSCRIPTION_BYTES: Final = 1000
+"""The estimated bytes of a subscription besides its strings and tag codes."""
+CODE_BYTES: Final = 100
+"""The estimated bytes of a tag in its set, and also of a tag code in its set."""
+TEXT_BYTES: Final = 8
+"""The estimated bytes of a character of an expression or topic name, which is part of keys too."""
+SQL92_BYTES: Final = 32
+"""The estimated bytes of a character of a compiled SQL92 expression."""
+PRODUCER_BYTES: Final = 1000
+"""The estimated bytes of a member of a producer group."""
+
+CONSUMER, PRODUCER = "consumer", "producer"
+Role = tuple[str, str]
+"""A role of a connection: CONSUMER or PRODUCER, and the group."""
+
+
+def estimate_member_bytes(subscriptions: Iterable[Subscription]) -> int:
+    """Return the estimated memory in bytes of a member with these subscriptions."""
+    size = MEMBER_BYTES
+    for item in subscriptions:
+        texts = len(item.topic) + len(item.expression)
+        size += SUBSCRIPTION_BYTES + TEXT_BYTES * texts
+        size += CODE_BYTES * (len(item.tags) + len(item.codes)) + sum(map(len, item.tags))
+        if item.kind == SQL92:
+            size += SQL92_BYTES * len(item.expression)
+    return size
+
+
+class _ConnectionMemory:
+    """The reserved bytes of one connection, in total and by kind of role and group."""
+
+    __slots__ = ("groups", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.groups: dict[str, dict[str, int]] = {CONSUMER: {}, PRODUCER: {}}
+
+
+class ClientMemory:
+    """The estimated memory in bytes of each connection by its roles, and the `total` of all."""
+
+    __slots__ = ("_by_connection", "_settings", "total")
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._by_connection: dict[Peer, _ConnectionMemory] = {}
+        self.total = 0
+
+    def reserve(self, peer: Peer, role: Role, size: int) -> None:
+        """Set the memory of a role of a connection to `size` bytes.
+
+        Raises RequestError, with nothing changed, if the connection or all connections together
+        would exceed their limit.
+        """
+        kind, group = role
+        config = self._settings.broker
+        connection = self._by_connection.get(peer) or _ConnectionMemory()
+        more = size - connection.groups[kind].get(group, 0)
+        total = connection.total + more
+        if more > 0 and total > config.client_bytes_max:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"The groups and subscriptions of this connection would take {total} bytes, the "
+                f"limit is sluiceClientBytesMax = {config.client_bytes_max}. Subscribe to fewer "
+                "topics, or use several clients.",
+            )
+        if more > 0 and self.total + more > config.clients_bytes_max:
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY,
+                f"The groups and subscriptions of all clients would take {self.total + more} "
+                f"bytes, the limit is sluiceClientsBytesMax = {config.clients_bytes_max}. "
+                "Raise it in broker.conf.",
+            )
+        self._by_connection[peer] = connection
+        connection.groups[kind][group] = size
+        connection.total += more
+        self.total += more
+
+    def release(self, peer: Peer, role: Role) -> None:
+        """Release the memory of a role of a connection; do nothing if it has none."""
+        kind, group = role
+        connection = self._by_connection.get(peer)
+        if connection is None:
+            return
+        size = connection.groups[kind].pop(group, 0)
+        connection.total -= size
+        self.total -= size
+        if not any(connection.groups.values()):
+            del self._by_connection[peer]
+
+    def groups_of(self, peer: Peer, kind: str) -> list[str]:
+        """Return the groups in which a connection has a role of this kind."""
+        connection = self._by_connection.get(peer)
+        return [] if connection is None else list(connection.groups[kind])
+
+    def has_role(self, peer: Peer, kind: str) -> bool:
+        """Return whether a connection has a role of this kind in any group."""
+        connection = self._by_connection.get(peer)
+        return connection is not None and bool(connection.groups[kind])
+
+    def __len__(self) -> int:
+        return len(self._by_connection)

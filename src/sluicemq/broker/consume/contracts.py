@@ -1,0 +1,241 @@
+"""The contracts of consumer groups: what happens to a member with a different subscription.
+
+`clients.py` describes the contracts. `Contracts` refuses subscriptions in strict groups, knows the
+absent members of strict groups, and counts the members that have a lane of their own.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from sluicemq.broker.lanes.rules import difference
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import Groups
+from sluicemq.clock import Clock
+from sluicemq.model.topic import CONTRACT, CONTRACTS
+from sluicemq.net.dispatch import Peer
+
+log = logging.getLogger(__name__)
+
+COMPATIBLE, STRICT, LANES = CONTRACTS
+"""The values of a contract; `clients.py` describes them."""
+REFUSALS_MAX: Final = 1024
+"""The most refusals that are kept for tools."""
+ABSENT_MEMBERS_MAX: Final = 1024
+"""The most absent members of one group."""
+REFUSAL_LOG_INTERVAL_S: Final = 600.0
+"""The log repeats the refusal of a client that keeps trying after this time."""
+WARNED_MAX: Final = 10_000
+"""The most subscriptions that are remembered as already mentioned in the log."""
+
+
+class ContractError(Exception):
+    """A subscription that a strict group refuses. The text is the answer to the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentMember:
+    """A member of a strict group whose connection closed without unregistering.
+
+    Its subscription counts until the member would have expired, or the client is back.
+    """
+
+    subscription_key: str
+    heartbeat_s: float
+
+
+@dataclass(slots=True)
+class Refusal:
+    """Why a client may not join a strict group, and when the log last said so."""
+
+    reason: str
+    peer: Peer
+    logged_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Contracts:
+    """The contracts of the groups, and the clients that they refused."""
+
+    groups: Groups
+    settings: Settings
+    clock: Clock
+    conflict_counts: dict[str, int] = field(default_factory=dict)
+    """The number of subscriptions that differed from their group's, by group."""
+    refusals: dict[tuple[str, str], Refusal] = field(default_factory=dict)
+    """By (group, client id): why the client is not a member.
+
+    An entry is removed when the client becomes a member or its connection closes.
+    """
+    popping_groups: set[str] = field(default_factory=set)
+    """Groups of which a member has popped."""
+    pop_filters: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    """By (group, topic): the kind and the expression of its pops."""
+    _absent_members: dict[str, dict[str, AbsentMember]] = field(default_factory=dict)
+    """By group and client id: the absent members."""
+    _warned_keys: dict[str, set[str]] = field(default_factory=dict)
+    """By group: the subscription keys that the log has mentioned."""
+    _warned_count: int = 0
+    """The number of all keys in `_warned_keys`."""
+
+    def contract_of(self, group: str) -> str:
+        """Return the contract of the group. An unknown value of the attribute is the default."""
+        config = self.groups.table.get(group)
+        contract = config.attributes.get(CONTRACT) if config is not None else None
+        return contract if contract in CONTRACTS else COMPATIBLE
+
+    # ----------------------------------------------------------------------- absent members
+
+    def _tracks_absent_members(self, group: str) -> bool:
+        """Return whether the subscriptions of absent members count in this group."""
+        return self.contract_of(group) == STRICT
+
+    def add_absent_member(self, group: str, client_id: str, key: str, heartbeat_s: float) -> None:
+        """Note that a member of a strict group lost its connection without unregistering.
+
+        Do nothing for other groups.
+        """
+        if key and self._tracks_absent_members(group):
+            absent = self._absent_members.setdefault(group, {})
+            if len(absent) < ABSENT_MEMBERS_MAX:
+                absent[client_id] = AbsentMember(key, heartbeat_s)
+
+    def remove_absent_member(self, group: str, client_id: str) -> None:
+        """Note that a client is back, or has unregistered."""
+        absent = self._absent_members.get(group)
+        if absent is not None and absent.pop(client_id, None) is not None and not absent:
+            del self._absent_members[group]
+
+    def absent_members(self, group: str) -> dict[str, AbsentMember]:
+        """Return the absent members of a group that have not expired, by client id."""
+        absent = self._absent_members.get(group)
+        if absent is None:
+            return {}
+
+        limit_s = self.clock.monotonic_s() - self.settings.broker.client_expiry_ms / 1000
+        expired = [
+            client_id for client_id, member in absent.items() if member.heartbeat_s < limit_s
+        ]
+        for client_id in expired:
+            del absent[client_id]
+        if not absent or not self._tracks_absent_members(group):
+            del self._absent_members[group]
+            return {}
+        return absent
+
+    # ------------------------------------------------------------------------------ refusals
+
+    def check_subscription(
+        self, group: str, client_id: str, key: str, others: Mapping[str, str], peer: Peer
+    ) -> None:
+        """Raise ContractError if a strict group has another client with a different subscription.
+
+        `others` are the subscription keys of the other clients by client id, absent members
+        included. The refusal is recorded; a refusal of the client that no longer applies is
+        removed.
+        """
+        different = {other: other_key for other, other_key in others.items() if other_key != key}
+        if not different or self.contract_of(group) != STRICT:
+            self.refusals.pop((group, client_id), None)
+            return
+
+        other, other_key = next(iter(different.items()))
+        absent = self.absent_members(group)
+        if different.keys() <= absent.keys():
+            heartbeat_s = max(absent[client_id].heartbeat_s for client_id in different)
+            silent_ms = round((self.clock.monotonic_s() - heartbeat_s) * 1000)
+            left_ms = self.settings.broker.client_expiry_ms - silent_ms
+            until = datetime.fromtimestamp((self.clock.now_ms() + left_ms) / 1000, UTC)
+            state = (
+                "lost the connection without unregistering and may return until "
+                f"{until:%Y-%m-%dT%H:%M:%SZ}"
+            )
+        else:
+            state = "are online"
+        reason = (
+            f"Group {group} has the contract strict, and the subscription of {client_id} differs "
+            f"from that of {len(different)} member(s) that {state}, for example {other}: "
+            f"{difference(other_key, key)}. Use the same subscription or another group, or allow "
+            f"different subscriptions: sluice group update {group} --contract lanes"
+        )
+        self.record_refusal(group, client_id, reason, peer)
+        raise ContractError(reason)
+
+    def record_refusal(self, group: str, client_id: str, reason: str, peer: Peer) -> None:
+        """Record why a client is refused, and log it at most every REFUSAL_LOG_INTERVAL_S."""
+        known = self.refusals.get((group, client_id))
+        now_s = self.clock.monotonic_s()
+        if known is None:
+            self.conflict_counts[group] = self.conflict_counts.get(group, 0) + 1
+        if known is None or now_s - known.logged_s >= REFUSAL_LOG_INTERVAL_S:
+            log.warning("%s", reason)
+        else:
+            now_s = known.logged_s
+        if known is not None or len(self.refusals) < REFUSALS_MAX:
+            self.refusals[group, client_id] = Refusal(reason, peer, now_s)
+
+    def refusal_reason(self, group: str, peer: Peer, client_id: str | None) -> str:
+        """Return why the client that sent a request was refused; "" if it was not."""
+        for (name, refused_id), refusal in self.refusals.items():
+            if name == group and (refusal.peer is peer or refused_id == client_id):
+                return refusal.reason
+        return ""
+
+    def forget_connection(self, peer: Peer) -> None:
+        """Remove the refusals of clients on a connection that has closed."""
+        closed = [item for item, refusal in self.refusals.items() if refusal.peer is peer]
+        for item in closed:
+            del self.refusals[item]
+
+    def record_lane_member(
+        self, group: str, client_id: str, key: str, others: Mapping[str, str]
+    ) -> None:
+        """Count a member with a subscription of its own, and warn unless the contract allows lanes.
+
+        Each subscription of a group is counted and logged once.
+        """
+        if key in self._warned_keys.get(group, ()):
+            return
+        if self._warned_count >= WARNED_MAX:
+            self._warned_keys.clear()
+            self._warned_count = 0
+        self._warned_keys.setdefault(group, set()).add(key)
+        self._warned_count += 1
+        self.conflict_counts[group] = self.conflict_counts.get(group, 0) + 1
+        different = ((other, other_key) for other, other_key in others.items() if other_key != key)
+        other, other_key = next(different, ("", "[]"))
+        if self.contract_of(group) == COMPATIBLE:
+            log.warning(
+                "group %s: the subscription of %s differs from that of %s: %s. Each subscription "
+                "gets a lane of its own; in RocketMQ, messages would be lost. To allow different "
+                "subscriptions without this warning: sluice group update %s --contract lanes",
+                group,
+                client_id,
+                other or "earlier members",
+                difference(other_key, key),
+                group,
+            )
+
+    def forget_group(self, group: str) -> None:
+        """Forget refusals and mentioned subscriptions of a group whose last member has left."""
+        self._warned_count -= len(self._warned_keys.pop(group, ()))
+        for item in [item for item in self.refusals if item[0] == group]:
+            del self.refusals[item]
+
+    def popped_subscriptions(self, group: str) -> list[tuple[str, str, str]]:
+        """Return (topic, kind, expression) for each topic that the group pops."""
+        if group not in self.popping_groups:
+            return []
+        return [
+            (topic, kind, expression)
+            for (name, topic), (kind, expression) in self.pop_filters.items()
+            if name == group
+        ]
+
+    def forget_deleted(self, *, topic: str | None = None, group: str | None = None) -> None:
+        """Forget the pops of a deleted topic or group."""
+        deleted = [item for item in self.pop_filters if item[0] == group or item[1] == topic]
+        for item in deleted:
+            del self.pop_filters[item]

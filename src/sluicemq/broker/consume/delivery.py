@@ -1,0 +1,252 @@
+"""What each group received of each topic: counters, and an estimate of the client's span limit.
+
+RocketMQ's push consumers pause for 50 ms when the first and the last unprocessed message of a queue
+are too far apart (consumeConcurrentlyMaxSpan: 2,000 offsets in Java). A filter that matches one
+message in a hundred reaches that limit with twenty messages. Clients do not report the limit, but
+the broker can infer it from the time between an answer and the next pull:
+
+    at once         below QUICK_S: the client was not over its limit, so the span may grow. It does
+                    not grow in the first second, because most clients have the default limit and
+                    each attempt to exceed it costs the client 50 ms.
+    after 50 ms     between LATE_S and SLOW_S: the span shrinks, and grows again only after a pause
+                    that becomes longer each time. So a client with RocketMQ's limit loses 50 ms
+                    now and then.
+    even later      the client is busy processing, which says nothing about its limit.
+
+A pull carries the offset up to which everything is processed, but the client sends it before it has
+begun to process the messages that it has just received. So a match that is out of reach is not
+delivered at once. If the read has skipped messages before the match, the answer is empty. The next
+pull comes at once, begins at the match and carries a newer offset. If the match is out of reach of
+that pull too, the pull is *delayed* by some milliseconds and then gets the match, so every answer
+makes progress. If the client pauses nevertheless (because it is slow, or because it does not report
+its offset), the next delay is half as long, until pulls are no longer delayed and the client's own
+limit takes effect.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from sluicemq.model.subscription import MessageFilter
+from sluicemq.store.gather import PULL_SPAN_MAX, SpanLimit
+from sluicemq.store.read import ReadResult
+
+SPAN_MIN: Final = PULL_SPAN_MAX // 2
+"""The smallest span, in offsets. The Go client's default limit is half of Java's."""
+SPAN_MAX: Final = 65_535
+"""The largest span, in offsets: the highest limit that a Java consumer can be configured with."""
+QUICK_S: Final = 0.020
+"""A pull within this time after an answer came at once."""
+LATE_S: Final = 0.040
+"""A pull after this time or more may come from a client that paused at its limit."""
+SLOW_S: Final = 0.200
+"""A pull after more than this time says nothing about the client's limit."""
+GROWTH_DELAY_S: Final = 1.0
+"""The span does not grow in this time after the first wide answer."""
+BACKOFF_MIN_S: Final = 0.25
+"""The first pause in which the span does not grow after it has shrunk."""
+BACKOFF_MAX_S: Final = 60.0
+"""The longest pause in which the span does not grow after it has shrunk."""
+DELAY_S_MAX: Final = 0.004
+"""The longest delay of a pull. A client that processes its messages within it does not pause."""
+DELAY_S_MIN: Final = 0.0005
+"""Delays are halved down to this time. After that pulls are not delayed."""
+
+
+@dataclass(slots=True)
+class _QueueTiming:
+    """The last answer for one queue, and how long the next pull out of reach is delayed."""
+
+    answered_s: float = 0.0
+    """When the last answer left, on the monotonic clock."""
+    span: int = 0
+    """The span of the last answer if it was wide enough to test the client's limit, else 0."""
+    next_offset: int = -1
+    """The next offset of the last answer, -1 before the first one."""
+    first_held: int = -1
+    """The first match that the client held after its last answer with messages, or -1."""
+    delay_s: float = DELAY_S_MAX
+    """How long the next pull out of reach is delayed; 0 if it is not."""
+    was_delayed: bool = False
+    """Whether the last answer was delayed."""
+
+    def adjust_delay(self, passed_s: float) -> None:
+        """Adapt the delay after a delayed answer, which the next pull followed by `passed_s`."""
+        self.was_delayed = False
+        if passed_s < QUICK_S:
+            self.delay_s = DELAY_S_MAX
+        elif passed_s >= LATE_S:
+            self.delay_s = self.delay_s / 2 if self.delay_s > DELAY_S_MIN else 0.0
+
+
+@dataclass(slots=True)
+class SpanEstimator:
+    """An estimate of how far apart the unprocessed messages of a group may be, for one topic.
+
+    Called for each ordinary pull with a filter, by `pull.py` and by the compiled engine.
+    """
+
+    span_max: int = PULL_SPAN_MAX
+    """The current estimate, in offsets."""
+    _grows_at_s: float = 0.0
+    _shrinks_at_s: float = 0.0
+    _backoff_s: float = BACKOFF_MIN_S
+    _failed_span: int = 0
+    """The last span after which a client seemed to have paused at its limit; 0 before the first."""
+    _queue_timings: dict[int, _QueueTiming] = field(default_factory=dict)
+
+    def record_pull(self, queue_id: int, now_s: float) -> None:
+        """Learn from the time between the last answer for the queue and the pull that comes now."""
+        queue = self._queue_timings.get(queue_id)
+        if queue is None:
+            return
+        passed_s = now_s - queue.answered_s
+        if queue.was_delayed:
+            queue.adjust_delay(passed_s)
+        if not queue.span:
+            return
+        span, queue.span = queue.span, 0
+        if not self._grows_at_s:
+            self._grows_at_s = now_s + GROWTH_DELAY_S
+        if passed_s < QUICK_S:
+            if now_s >= self._grows_at_s:
+                self.span_max = max(self.span_max, min(2 * span, SPAN_MAX))
+                if span >= self._failed_span:  # the earlier pause had another reason
+                    self._backoff_s = BACKOFF_MIN_S
+        # The span shrinks once for several pulls that come late at the same time.
+        elif LATE_S <= passed_s <= SLOW_S and now_s >= self._shrinks_at_s:
+            self.span_max = max(self.span_max // 2, SPAN_MIN)
+            self._failed_span = span
+            self._shrinks_at_s = self._grows_at_s = now_s + self._backoff_s
+            self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
+
+    def make_span_limit(
+        self, queue_id: int, offset: int, commit_offset: int | None, is_parked: bool
+    ) -> SpanLimit:
+        """Return the span limit of a read from `offset` on.
+
+        `commit_offset` is the offset that the client has processed, None if the pull does not say.
+        `is_parked`: the pull was parked, so whatever it finds is delivered at once.
+        """
+        queue = self._queue_timings.get(queue_id)
+        if queue is None:
+            queue = self._queue_timings[queue_id] = _QueueTiming()
+        consumed = offset if commit_offset is None else commit_offset
+        if commit_offset is None and queue.next_offset == offset and queue.first_held >= 0:
+            consumed = queue.first_held  # the client has processed none of the last answer
+        is_patient = not is_parked and queue.delay_s > 0
+        return SpanLimit(consumed, self.span_max, is_patient)
+
+    def record_delay(self, queue_id: int) -> float:
+        """Record that a pull out of reach is delayed, and return the delay in seconds."""
+        queue = self._queue_timings[queue_id]
+        queue.was_delayed = True
+        return queue.delay_s
+
+    def record_answer(self, queue_id: int, result: ReadResult, now_s: float) -> None:
+        """Record what a read returned for a queue.
+
+        `result` is a ReadResult, or the compiled engine's `Given` with the same attributes.
+        """
+        queue = self._queue_timings[queue_id]
+        queue.next_offset, queue.answered_s = result.next_offset, now_s
+        queue.span = 0
+        if result.count:
+            queue.first_held = result.held_from
+            queue.span = result.span if 2 * result.span > self.span_max else 0
+
+
+RANGE_BOUNDS_MAX: Final = 128
+"""The most numbers in one list of `DeliveryState.ranges_to_check`: each range takes two."""
+FILTERS_MAX: Final = 256
+"""The most lists in `DeliveryState.ranges_to_check`: a pull may bring another filter each time."""
+FILTERS_CHARS_MAX: Final = 1 << 16
+"""The most characters of the different expressions in `DeliveryState.ranges_to_check`.
+
+Compiled, each character takes 85 to 280 bytes.
+"""
+
+
+@dataclass(slots=True)
+class DeliveryState:
+    """What one group received of one topic since the broker started."""
+
+    fetched_offsets: dict[int, int]
+    """The next offset that the group will fetch, by queue id. The dict belongs to `Offsets`."""
+    messages_out: int = 0
+    """The number of messages that were delivered to the group."""
+    bytes_out: int = 0
+    """The size in bytes of the records that were delivered to the group."""
+    filtered_count: int = 0
+    """The number of messages that filters rejected."""
+    acknowledged_count: int = 0
+    """The number of popped messages that were acknowledged."""
+    sent_back_count: int = 0
+    """The number of messages that consumers sent back for a retry."""
+    span_estimator: SpanEstimator = field(default_factory=SpanEstimator)
+    ranges_to_check: dict[tuple[MessageFilter, int], list[int]] = field(default_factory=dict)
+    """Offset ranges in which a filter on properties may have failed, by filter and queue id.
+
+    Each list holds the start and end of one range after another, in ascending order for a reader
+    that does not jump. `filter_diagnostics` takes the ranges and evaluates the filter again.
+    """
+
+    def add_range_to_check(
+        self, message_filter: MessageFilter, queue_id: int, start: int, end: int
+    ) -> None:
+        """Note that the filter was evaluated on [`start`, `end`) and may have failed there.
+
+        The range is joined to the last one if it follows it. Called once for each pull, not for
+        each message. If a reader jumps, or changes its filter, more often than the ranges are
+        taken, the oldest ranges are dropped.
+        """
+        bounds = self.ranges_to_check.get((message_filter, queue_id))
+        if bounds is None:
+            self.ranges_to_check[message_filter, queue_id] = [start, end]
+            while (
+                len(self.ranges_to_check) > FILTERS_MAX or self._filter_chars() > FILTERS_CHARS_MAX
+            ):
+                del self.ranges_to_check[next(iter(self.ranges_to_check))]
+        elif bounds[-1] == start:
+            bounds[-1] = end
+        else:
+            bounds += (start, end)
+            if len(bounds) > RANGE_BOUNDS_MAX:
+                del bounds[:2]
+
+    def _filter_chars(self) -> int:
+        """Return the number of characters in the expressions of `ranges_to_check`."""
+        filters = {message_filter for message_filter, _ in self.ranges_to_check}
+        return sum(getattr(message_filter, "weight", 0) for message_filter in filters)
+
+
+class DeliveryStates(dict[tuple[str, str], DeliveryState]):
+    """The DeliveryState of each (topic, group) since the broker started.
+
+    A missing entry is created when it is accessed.
+    """
+
+    __slots__ = ("_pulled_by",)
+
+    def __init__(self, pulled_by: Callable[[str, str], dict[int, int]]) -> None:
+        """Take `pulled_by(group, topic)`, which returns the dict for `fetched_offsets`.
+
+        See `Offsets.pulled_by`.
+        """
+        super().__init__()
+        self._pulled_by = pulled_by
+
+    def __missing__(self, key: tuple[str, str]) -> DeliveryState:
+        topic, group = key
+        state = self[key] = DeliveryState(self._pulled_by(group, topic))
+        return state
+
+    def forget_topic(self, topic: str) -> None:
+        """Forget the offsets that pulls of a deleted topic have noted, but keep the counters.
+
+        A new topic of the same name begins at offset 0.
+        """
+        for (name, _), state in self.items():
+            if name == topic:
+                state.span_estimator = SpanEstimator()
+                state.ranges_to_check.clear()

@@ -1,0 +1,327 @@
+"""The checks of a pull: whether it is allowed, and which filter and limits apply to it.
+
+`pull.py` calls `PullChecks.prepare` for every pull.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from sluicemq.broker.consume.clients import ConsumerGroup, Consumers
+from sluicemq.broker.consume.contracts import STRICT
+from sluicemq.broker.consume.delivery import DeliveryState, DeliveryStates
+from sluicemq.broker.consume.filters import CompiledSubscription, RequestFilters
+from sluicemq.broker.lanes.group import GroupLanes
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import (
+    FAQ,
+    Groups,
+    Topic,
+    Topics,
+    make_no_queue_error,
+    make_no_topic_error,
+)
+from sluicemq.errors import RequestError
+from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
+from sluicemq.model.subscription import MessageFilter
+from sluicemq.model.topic import CONTRACT, PERM_READ, GroupConfig
+from sluicemq.net.dispatch import Peer
+from sluicemq.wire.bodies import BROADCASTING
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.declare import decode_header
+from sluicemq.wire.headers import CLIENT_ID_FIELD, PullMessageRequest
+
+ANY_SPAN_FIELD: Final = "sluiceAnySpan"
+"""The request field of a SluiceMQ client, which lacks the limits of Java's consumers.
+
+The matches that such a client holds unprocessed may be any number of offsets apart (see
+`delivery`), and an answer from memory holds up to `sluicePullCountMax` messages. Without this field
+no answer holds more messages than RocketMQ's limit.
+"""
+PROBE_FIELD: Final = "sluiceLook"
+"""The request field that makes a pull a probe: see `PullHandlers._answer_probe`."""
+FLAG_COMMIT_OFFSET: Final = 0x1
+"""Bit of `sysFlag`: `commitOffset` is to be committed."""
+FLAG_SUSPEND: Final = 0x2
+"""Bit of `sysFlag`: the pull may be parked if it finds no messages."""
+FLAG_SUBSCRIPTION: Final = 0x4
+"""Bit of `sysFlag`: the pull brings its own filter expression."""
+BULK_BYTES_MIN: Final = 65_536
+"""The smallest limit in bytes for a bulk answer, even if the connection has used up its share."""
+
+
+class PullRefusedError(RequestError):
+    """A pull that is answered with an error code.
+
+    When: inside a broker: the topic, group or filter of a pull does not exist or is not allowed.
+    Then: nothing was read. The consumer receives the answer as a `RequestError` with its code.
+    Fix: that of the code.
+    """
+
+    def __init__(self, code: int, remark: str, forbidden_kind: int | None = None) -> None:
+        """Keep `forbidden_kind`, RocketMQ's number for the reason of a NO_PERMISSION, or None."""
+        super().__init__(code, remark)
+        self.forbidden_kind = forbidden_kind
+
+    @classmethod
+    def from_error(cls, error: RequestError) -> "PullRefusedError":
+        """Return a PullRefusedError with the code and remark of `error`."""
+        return cls(error.code, error.remark)
+
+
+class PullContext:
+    """One pull in progress: what the client asked for, and what the checks added.
+
+    A parked pull keeps its context and is retried with it.
+
+    `offset` is the requested queue offset and `count_max` the requested number of messages. `queue`
+    is (topic, queue id). `PullChecks.prepare` sets `filter` (None if every message matches),
+    `sys_flags` (the sysFlag of the group and of the topic), `bytes_max` (the limit of a bulk
+    answer, None for an ordinary pull) and `delivery`. `commit_offset` is the offset that the client
+    has committed with this pull, None without one.
+    """
+
+    __slots__ = (
+        "bytes_max",
+        "commit_offset",
+        "count_max",
+        "delivery",
+        "fields",
+        "filter",
+        "group",
+        "lane_key",
+        "offset",
+        "peer",
+        "queue",
+        "queue_id",
+        "sys_flag",
+        "sys_flags",
+        "topic",
+    )
+
+    filter: MessageFilter | None
+    sys_flags: tuple[int, int]
+    bytes_max: int | None
+    delivery: DeliveryState
+    commit_offset: int | None
+    lane_key: str
+    """The subscription key of the lane for which the pull reads, "" without a lane."""
+
+    def __init__(self, fields: Mapping[str, str] | None, peer: Peer) -> None:
+        """Read the fields that every pull needs; other fields are read when they are needed.
+
+        Raises KeyError, TypeError or ValueError for a missing or malformed field. Called for every
+        pull: keep it cheap.
+        """
+        self.fields: Mapping[str, str] = fields  # type: ignore[assignment]
+        self.group = self.fields["consumerGroup"]
+        self.topic = self.fields["topic"]
+        self.queue_id = int(self.fields["queueId"])
+        self.offset = int(self.fields["queueOffset"])
+        self.count_max = int(self.fields["maxMsgNums"])
+        self.sys_flag = int(self.fields["sysFlag"])
+        self.queue = (self.topic, self.queue_id)
+        self.lane_key = ""
+        self.peer = peer
+
+
+@dataclass(slots=True, eq=False)
+class PullChecks:
+    """The checks of pulls, in the order of RocketMQ's broker."""
+
+    settings: Settings
+    topics: Topics
+    groups: Groups
+    consumers: Consumers
+    deliveries: DeliveryStates
+    filters: RequestFilters
+    call_soon: Callable[[Callable[[], None]], object]
+    _bulk_bytes_reserved: dict[Peer, int] = field(default_factory=dict)
+    """The bytes of bulk answers promised to each connection in this event loop iteration."""
+    _lanes: dict[str, GroupLanes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lanes = self.consumers.lanes.table
+
+    def prepare(self, context: PullContext) -> None:
+        """Run every check that can refuse a pull, in RocketMQ's order, and complete `context`.
+
+        Raises PullRefusedError, or PostponedError if the filter of the request takes long to
+        compile. Called for every pull: keep it cheap.
+        """
+        group = self.groups.table.get(context.group) or self.groups.get_or_create(context.group)
+        topic = self.topics.get(context.topic)
+        if (
+            group is None
+            or topic is None
+            or not group.consume_enable
+            or not self.settings.broker.broker_permission & topic.config.perm & PERM_READ
+            or not 0 <= context.queue_id < topic.config.read_queues
+            or context.group in self.groups.forbidden
+        ):
+            self._raise_refusal(context, group, topic)
+        assert group is not None
+        assert topic is not None
+        members = self.consumers.groups.get(context.group)
+        compiled = None if members is None else members.subscriptions.get(context.topic)
+        if context.sys_flag & FLAG_SUBSCRIPTION:
+            context.filter = self._request_filter(context)
+        elif (
+            members is None
+            or compiled is None
+            or not compiled.is_tag_type
+            or members.message_model == BROADCASTING
+            or group.attributes
+            or context.group in self._lanes
+            or compiled.subscription.version < int(context.fields["subVersion"])
+        ):
+            context.filter = self._group_filter(context, group, members)
+        else:
+            context.filter = compiled.filter
+        context.sys_flags = (group.sys_flag, topic.config.sys_flag)
+        context.bytes_max = (
+            self._reserve_bulk_bytes(context) if "sluiceBulk" in context.fields else None
+        )
+        context.delivery = self.deliveries[context.topic, context.group]
+
+    def _raise_refusal(
+        self, context: PullContext, group: GroupConfig | None, topic: Topic | None
+    ) -> None:
+        """Raise PullRefusedError for the first reason to refuse the pull; return if none applies.
+
+        The order of the reasons is RocketMQ's.
+        """
+        config, name = self.settings.broker, context.group
+        if not config.broker_permission & PERM_READ:
+            what = f"the broker[{config.broker_name}] pulling message is forbidden"
+            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 1)
+        if group is None:
+            what = f"subscription group [{name}] does not exist, {FAQ}"
+            raise PullRefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, what)
+        if not group.consume_enable:
+            what = f"subscription group no permission, {name}"
+            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 2)
+        if topic is None:
+            raise PullRefusedError.from_error(make_no_topic_error(context.topic))
+        if not topic.is_readable:
+            what = f"the topic[{context.topic}] pulling message is forbidden"
+            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 3)
+        if not self.groups.can_read(name, context.topic):
+            what = f"the consumer group[{name}] is forbidden for topic[{context.topic}]"
+            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 5)
+        if not 0 <= context.queue_id < topic.config.read_queues:
+            remote, code = context.peer.remote, ResponseCode.INVALID_PARAMETER
+            raise PullRefusedError.from_error(
+                make_no_queue_error(topic, context.queue_id, remote, code)
+            )
+
+    def _request_filter(self, context: PullContext) -> MessageFilter | None:
+        """Return the filter of the expression in the request; None if every message matches.
+
+        Raises PullRefusedError if the expression is invalid or SQL92 is disabled, and
+        PostponedError if it takes long to compile.
+        """
+        kind = context.fields.get("expressionType")
+        if not is_tag_kind(kind) and not self.settings.broker.enable_property_filter:
+            raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
+        try:
+            return self.filters.get_filter(kind, context.fields.get("subscription"))
+        except RequestError as error:
+            raise PullRefusedError.from_error(error) from error
+
+    def _group_filter(
+        self, context: PullContext, config: GroupConfig, group: ConsumerGroup | None
+    ) -> MessageFilter | None:
+        """Return the filter that the heartbeats of the group declared; None if all messages match.
+
+        Raises PullRefusedError if the group has no such subscription, has an older version of it,
+        or may not use it.
+        """
+        if group is None:
+            raise PullRefusedError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist\n{FAQ}"
+            )
+        if context.group in self._lanes or config.attributes.get(CONTRACT) == STRICT:
+            compiled = self._member_subscription(context, group)
+            if compiled is not None:
+                return compiled.filter
+        if group.message_model == BROADCASTING and not config.consume_broadcast_enable:
+            what = f"the consumer group[{context.group}] can not consume by broadcast way"
+            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 4)
+        compiled = group.subscriptions.get(context.topic)
+        if compiled is None:
+            raise _subscription_not_exist_error()
+        if compiled.subscription.version < int(context.fields["subVersion"]):
+            raise _subscription_not_latest_error()
+        if not compiled.is_tag_type:
+            if not self.settings.broker.enable_property_filter:
+                raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
+            if compiled.is_broken:
+                raise PullRefusedError(
+                    ResponseCode.FILTER_DATA_NOT_EXIST,
+                    "The broker's consumer filter data is not exist! The SQL92 expression does "
+                    "not compile: `sluice filter check` says why.",
+                )
+        return compiled.filter
+
+    def _member_subscription(
+        self, context: PullContext, group: ConsumerGroup
+    ) -> CompiledSubscription | None:
+        """Return the subscription of the member that sent the pull; None if the member has no lane.
+
+        In a group with lanes the version that the client knows is compared with the member's own
+        heartbeat. Raises PullRefusedError for clients that are not members. A reader that was
+        connected before the broker restarted, and has not sent a heartbeat yet, would otherwise
+        skip its own messages by the filter of other members.
+        """
+        member = group.find_member(context.peer, context.fields)
+        if member is None:
+            client_id = context.fields.get(CLIENT_ID_FIELD)
+            contracts = self.consumers.contracts
+            reason = contracts.refusal_reason(context.group, context.peer, client_id)
+            if not reason:
+                reason = "no heartbeat of this client has arrived yet"
+            raise _subscription_not_exist_error(f": {reason}")
+        lanes = self._lanes.get(context.group)
+        if lanes is None or member.subscription_key not in lanes.lanes:
+            return None
+        subscription = member.subscriptions.get(context.topic)
+        if subscription is None:
+            raise _subscription_not_exist_error()
+        if subscription.version < int(context.fields["subVersion"]):
+            raise _subscription_not_latest_error()
+        return group.subscriptions.get(context.topic)
+
+    def _reserve_bulk_bytes(self, context: PullContext) -> int | None:
+        """Return the size limit of a bulk answer in bytes; None if the ordinary limit applies.
+
+        The bytes reserved for one connection are bounded within one iteration of the event loop: a
+        client that sends a thousand pulls at once must not cause a thousand answers of megabytes. A
+        limit is never below BULK_BYTES_MIN.
+        """
+        header = decode_header(PullMessageRequest, context.fields)
+        if not header.bulk:
+            return None
+        config = self.settings.broker
+        if not self._bulk_bytes_reserved:
+            self.call_soon(self._bulk_bytes_reserved.clear)
+        reserved = self._bulk_bytes_reserved.get(context.peer, 0)
+        room = config.write_buffer_bytes_max + config.bulk_pull_bytes_max - reserved
+        limit = min(header.message_bytes_max or room, room, config.bulk_pull_bytes_max)
+        limit = max(limit, BULK_BYTES_MIN)
+        self._bulk_bytes_reserved[context.peer] = reserved + limit
+        return limit
+
+
+def _subscription_not_exist_error(why: str = "") -> PullRefusedError:
+    """Return the error for a client whose subscription the broker does not know."""
+    return PullRefusedError(
+        ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{why}\n{FAQ}"
+    )
+
+
+def _subscription_not_latest_error() -> PullRefusedError:
+    """Return the error for a client whose subscription is newer than the one the broker knows."""
+    return PullRefusedError(
+        ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
+    )
