@@ -193,7 +193,8 @@ class BrokerWorld:
     def _is_unsure(self, answer: Command) -> bool:
         """After an error of the disk at an fsync, of the log or of a new topic: stored or not."""
         failed = self.broker.store._log.failure is not None
-        return failed or "may come back" in (answer.remark or "")
+        remark = answer.remark or ""
+        return failed or "may come back" in remark or "may reappear" in remark
 
     # --- what a broker does by itself
 
