@@ -40,7 +40,8 @@ def busy(request: pytest.FixtureRequest, cluster: Any) -> Iterator[clusters.Clus
     running: clusters.Cluster = cluster(request.param)
     server = running.name_server
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("add_user", "remove_user"):  # one process refuses it; two would not know of each other
+        # One process refuses it; two would not know of each other.
+        for name in ("add_user", "remove_user"):
             patch.setattr(SubscriptionRegistry, name, lambda *_, **__: None)
         with Admin(server) as admin, Producer(server, trace=TRACES) as producer:
             for topic in (TOPIC, TRACES):

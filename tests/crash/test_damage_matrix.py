@@ -99,7 +99,8 @@ def judge(
     if found.progress != whole.progress:
         lost.append(f"progress {found.progress}")
     if lost and not any(
-        path in text or "store repair" in text or "the log ends at" in text for text in caplog.messages
+        path in text or "store repair" in text or "the log ends at" in text
+        for text in caplog.messages
     ):
         return ", ".join(lost)
     return None

@@ -278,7 +278,9 @@ def test_filters_that_roll_are_never_refused_and_what_they_left_waits_for_them(
 ) -> None:
     """One member stays; others come with a subscription that nobody had, change it, go. In the end
     each subscription is back: whatever one of them wanted when it was sent is delivered, once."""
-    monkeypatch.setattr(FilterHandlers, "survey_if_due", lambda _: None)  # figures have tests of their own
+    monkeypatch.setattr(
+        FilterHandlers, "survey_if_due", lambda _: None
+    )  # figures have tests of their own
     merged = 0
     for seed in range(max(SEEDS // 45, 1)):
         world = World(seed, contract)

@@ -29,7 +29,10 @@ def audited(
     for B, `dear` wants `price > 30` OR TAGS = 'BB', and three prices are no numbers; `gone` was
     there for everything of another topic."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("add_user", "remove_user"):  # one process refuses it; two would not know of each other
+        for name in (
+            "add_user",
+            "remove_user",
+        ):  # one process refuses it; two would not know of each other
             patch.setattr(SubscriptionRegistry, name, lambda *_, **__: None)
         admin.create_topic(TOPIC, queues=2)
         publish(producer)
