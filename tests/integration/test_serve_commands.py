@@ -244,7 +244,7 @@ def test_servers_side_by_side_have_a_port_for_their_metrics_each(
         ports.append(str(address_in(line, "metrics")[1]))
         assert process.stderr is not None
     assert ports[0] == port != ports[1]
-    said = f"port {port} is taken: metrics at the free port {ports[1]}."
+    said = f"port {port} is in use: serving metrics on the free port {ports[1]}."
     assert any(said in text for text in process.stderr)
     for one in ports:
         with urllib.request.urlopen(
