@@ -53,8 +53,9 @@ class Refusal(Enum):
     TOPIC_OF_SYSTEM = Code.ILLEGAL_TOPIC, "cannot access system topic"
     TOPIC_BLANK = Code.ILLEGAL_TOPIC, "The specified topic is blank"
     TOPIC_TOO_LONG = (
-        Code.ILLEGAL_TOPIC, "The specified topic is longer than topic max length {limit}."
-    )  # fmt: skip
+        Code.ILLEGAL_TOPIC,
+        "The specified topic is longer than topic max length {limit}.",
+    )
     TOPIC_CHARACTERS = (
         Code.ILLEGAL_TOPIC,
         "The specified topic[{name}] contains illegal characters, allowing only " + NAME_PATTERN,
@@ -87,19 +88,20 @@ class Refusal(Enum):
     )
     BODY_EMPTY = Code.MESSAGE_BODY_EMPTY, "message body cannot be empty"
     BODY_TOO_LARGE = Code.MESSAGE_BODY_TOO_LARGE, "message body cannot exceed the max {limit}"
-    PROPERTY_OF_SYSTEM = (
-        Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "property is used by system: {name}"
-    )  # fmt: skip
+    PROPERTY_OF_SYSTEM = (Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "property is used by system: {name}")
     PROPERTY_KEY_EMPTY = Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "", "empty name of a property"
     PROPERTY_KEY_CONTROL = (
-        Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "the key of property cannot contain control character"
-    )  # fmt: skip
+        Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
+        "the key of property cannot contain control character",
+    )
     PROPERTY_VALUE_CONTROL = (
-        Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "the value of property cannot contain control character"
-    )  # fmt: skip
+        Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
+        "the value of property cannot contain control character",
+    )
     PROPERTIES_TOO_MANY = (
-        Code.MESSAGE_PROPERTIES_TOO_LARGE, "too many user properties, max is {limit}"
-    )  # fmt: skip
+        Code.MESSAGE_PROPERTIES_TOO_LARGE,
+        "too many user properties, max is {limit}",
+    )
     PROPERTIES_TOO_LARGE = (
         Code.MESSAGE_PROPERTIES_TOO_LARGE,
         "the total size of user property is too large, max is {limit}",
@@ -110,14 +112,17 @@ class Refusal(Enum):
     KEY_BLANK = Code.ILLEGAL_MESSAGE_KEY, "key cannot be the char sequence of whitespace"
     KEY_CONTROL = Code.ILLEGAL_MESSAGE_KEY, "key cannot contain control character"
     MESSAGE_GROUP_BLANK = (
-        Code.ILLEGAL_MESSAGE_GROUP, "message group cannot be the char sequence of whitespace"
-    )  # fmt: skip
+        Code.ILLEGAL_MESSAGE_GROUP,
+        "message group cannot be the char sequence of whitespace",
+    )
     MESSAGE_GROUP_TOO_LONG = (
-        Code.ILLEGAL_MESSAGE_GROUP, "message group exceed the max size {limit}"
-    )  # fmt: skip
+        Code.ILLEGAL_MESSAGE_GROUP,
+        "message group exceed the max size {limit}",
+    )
     MESSAGE_GROUP_CONTROL = (
-        Code.ILLEGAL_MESSAGE_GROUP, "message group cannot contain control character"
-    )  # fmt: skip
+        Code.ILLEGAL_MESSAGE_GROUP,
+        "message group cannot contain control character",
+    )
     MESSAGE_ID_EMPTY = Code.ILLEGAL_MESSAGE_ID, "message id cannot be empty"
     MESSAGE_ID_CONTROL = Code.ILLEGAL_MESSAGE_ID, "", "control character in a message id"
     LITE_TOPIC_BLANK = Code.ILLEGAL_LITE_TOPIC, "", "blank lite topic"
@@ -155,11 +160,13 @@ class Refusal(Enum):
         "The deadline time remaining is not enough for polling, please check network condition",
     )
     INVISIBLE_TIME_TOO_SMALL = (
-        Code.ILLEGAL_INVISIBLE_TIME, "the invisibleTime is too small. min is {limit}"
-    )  # fmt: skip
+        Code.ILLEGAL_INVISIBLE_TIME,
+        "the invisibleTime is too small. min is {limit}",
+    )
     INVISIBLE_TIME_TOO_LARGE = (
-        Code.ILLEGAL_INVISIBLE_TIME, "the invisibleTime is too large. max is {limit}"
-    )  # fmt: skip
+        Code.ILLEGAL_INVISIBLE_TIME,
+        "the invisibleTime is too large. max is {limit}",
+    )
     FILTER_EMPTY = Code.ILLEGAL_FILTER_EXPRESSION, "Expression can't be null! SQL92"
     FILTER = Code.ILLEGAL_FILTER_EXPRESSION, "", "a filter that does not compile"
     FILTER_OF_SETTINGS = Code.ILLEGAL_FILTER_EXPRESSION, "expression format is not correct"
@@ -185,14 +192,13 @@ class Refusal(Enum):
     CLIENTS_TOO_MANY = Code.TOO_MANY_REQUESTS, "", "clients"
     CLIENT_OF_ANOTHER_ACCOUNT = Code.FORBIDDEN, "", "a client id of another account"
     CONNECTION_CLOSED = Code.REQUEST_TIMEOUT, "", "a connection that is gone"
-    SETTINGS_EMPTY = (
-        Code.BAD_REQUEST, "there is no publishing or subscription data in settings"
-    )  # fmt: skip
+    SETTINGS_EMPTY = (Code.BAD_REQUEST, "there is no publishing or subscription data in settings")
     SETTINGS_TOO_MANY = Code.BAD_REQUEST, "", "topics of a client"
     SETTINGS_MISSING = Code.BAD_REQUEST, "", "a stream that begins without settings"
     SETTINGS_UNKNOWN = (
-        Code.UNRECOGNIZED_CLIENT_TYPE, "cannot find client settings for this client"
-    )  # fmt: skip
+        Code.UNRECOGNIZED_CLIENT_TYPE,
+        "cannot find client settings for this client",
+    )
     CLIENT_TYPE = Code.UNRECOGNIZED_CLIENT_TYPE, "Client type is not consumer, type: {kind}"
     ANSWERS_NOT_TAKEN = Code.TOO_MANY_REQUESTS, "", "answers that a client does not take"
     REQUEST_TOO_LARGE = Code.PAYLOAD_TOO_LARGE, "", "a request that is too large"
@@ -222,7 +228,7 @@ class StatusError(SluiceError):
 
 LITE_TOPIC_LENGTH_MAX: Final = 64
 
-_controls: Final = re.compile("[\x00-\x1f\x7f-\x9f]").search
+_find_control: Final = re.compile("[\x00-\x1f\x7f-\x9f]").search
 _GZIP: Final = int(m.Encoding.GZIP)
 _GZIP_OR_ZLIB: Final = 47
 """As zlib's window bits: whichever of the two heads is there."""
@@ -230,9 +236,9 @@ _GZIP_OR_ZLIB: Final = 47
 
 REQUEST_BYTES_MAX: Final = 256 * 1024
 """Of a request that carries no bodies of messages."""
-SENT_FIELDS_MAX: Final = 8192
+SEND_FIELDS_MAX: Final = 8192
 """Fields of a request that sends, its messages and their fields."""
-SENT_REST_BYTES_MAX: Final = 1024 * 1024
+SEND_METADATA_BYTES_MAX: Final = 1024 * 1024
 """Of the messages of a request without their bodies."""
 _BODY_FIELD: Final = 4
 """The number of `Message.body`."""
@@ -252,47 +258,47 @@ def check_shape(data: bytes, *, has_bodies: bool) -> None:
                 f"the request has {len(data)} bytes, the limit is {REQUEST_BYTES_MAX}.",
             )
         return
-    if len(data) <= SENT_FIELDS_MAX:
+    if len(data) <= SEND_FIELDS_MAX:
         return
     fields, rest = count(), 0
-    for _, begin, end in _fields(data, 0, len(data), fields):
-        for number, start, stop in _fields(data, begin, end, fields):
+    for _, begin, end in _read_fields(data, 0, len(data), fields):
+        for number, start, stop in _read_fields(data, begin, end, fields):
             rest += 0 if number == _BODY_FIELD else stop - start
-        if rest > SENT_REST_BYTES_MAX:
+        if rest > SEND_METADATA_BYTES_MAX:
             raise StatusError(
                 Refusal.REQUEST_TOO_LARGE,
-                f"the messages have more than {SENT_REST_BYTES_MAX} bytes beside their bodies.",
+                f"the messages have more than {SEND_METADATA_BYTES_MAX} bytes beside their bodies.",
             )
 
 
-def _fields(
+def _read_fields(
     data: bytes, begin: int, end: int, counted: Iterator[int]
 ) -> Iterator[tuple[int, int, int]]:
     """Yield number, begin and end of the length-delimited fields of a protobuf message, until it is
-    none. Raises StatusError when `counted` has come to SENT_FIELDS_MAX."""
+    none. Raises StatusError when `counted` has come to SEND_FIELDS_MAX."""
     while begin < end:
-        if next(counted) > SENT_FIELDS_MAX:
+        if next(counted) > SEND_FIELDS_MAX:
             raise StatusError(
                 Refusal.REQUEST_TOO_LARGE,
-                f"the request has more than {SENT_FIELDS_MAX} messages and fields of messages.",
+                f"the request has more than {SEND_FIELDS_MAX} messages and fields of messages.",
             )
-        tag, begin = _varint(data, begin, end)
+        tag, begin = _read_varint(data, begin, end)
         kind = tag & 7
         if kind == _LENGTH_DELIMITED:
-            size, begin = _varint(data, begin, end)
+            size, begin = _read_varint(data, begin, end)
             if begin + size > end:
                 return
             yield tag >> 3, begin, begin + size
             begin += size
         elif kind == 0:
-            _, begin = _varint(data, begin, end)
+            _, begin = _read_varint(data, begin, end)
         elif kind in (1, 5):
             begin += 8 if kind == 1 else 4
         else:
             return
 
 
-def _varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
+def _read_varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
     """Return a number and where it ends; `end` where it is none."""
     value = shift = 0
     while begin < end and shift < 64:
@@ -305,7 +311,7 @@ def _varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
     return 0, end
 
 
-def topic_of(resource: m.Resource) -> str:
+def checked_topic(resource: m.Resource) -> str:
     """Return the name of a topic. Raises StatusError if it is not a valid name, or that of a topic
     of the system, which gRPC clients may not use."""
     name = resource.name
@@ -324,7 +330,7 @@ def topic_of(resource: m.Resource) -> str:
         raise StatusError(refusal, str(error), name=name, limit=topic.TOPIC_LENGTH_MAX) from error
 
 
-def group_of(resource: m.Resource) -> str:
+def checked_group(resource: m.Resource) -> str:
     """Return the name of a consumer group. Raises StatusError if it is not a valid name, or that of
     a group of the system."""
     name = resource.name
@@ -350,7 +356,7 @@ def check_type(expected: str, actual: str) -> None:
         raise StatusError(Refusal.TYPE, expected=expected, actual=actual)
 
 
-def body_of(body: bytes, encoding: int, limits: ProxyLimits) -> tuple[bytes, int]:
+def to_stored_body(body: bytes, encoding: int, limits: ProxyLimits) -> tuple[bytes, int]:
     """Return the body as it is stored, and its flag of compression (0 or COMPRESSED).
 
     A body that came as gzip is stored plain: consumers of the remoting protocol, whose flag says
@@ -361,7 +367,7 @@ def body_of(body: bytes, encoding: int, limits: ProxyLimits) -> tuple[bytes, int
     limit, flag = limits.body_bytes_largest, 0
     found = f"the body has {len(body)} bytes"
     if encoding == _GZIP and body:
-        plain = _inflated(body, limit + 1)
+        plain = _decompress(body, limit + 1)
         if plain is None:
             flag = COMPRESSED
         else:
@@ -373,7 +379,7 @@ def body_of(body: bytes, encoding: int, limits: ProxyLimits) -> tuple[bytes, int
     return body, flag
 
 
-def _inflated(body: bytes, length_max: int) -> bytes | None:
+def _decompress(body: bytes, length_max: int) -> bytes | None:
     """Return what a body of gzip or zlib decompresses to, cut at `length_max` bytes; None if it is
     neither, or ends too early."""
     inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
@@ -384,33 +390,35 @@ def _inflated(body: bytes, length_max: int) -> bytes | None:
     return plain if inflater.eof or len(plain) == length_max else None
 
 
-def check_texts(user: Mapping[str, str], system: m.SystemProperties, limits: ProxyLimits) -> None:
+def check_message_texts(
+    user: Mapping[str, str], system: m.SystemProperties, limits: ProxyLimits
+) -> None:
     """Raise StatusError if the properties of the user, or a text among those of the system, break a
     limit. HOT: short visible words are settled together."""
     if not HIDDEN_PROPERTIES.isdisjoint(user):
         name = next(name for name in user if name in HIDDEN_PROPERTIES)
         raise StatusError(Refusal.PROPERTY_OF_SYSTEM, name=name)
     tag, message_id, group = system.tag, system.message_id, system.message_group
-    own = "".join([*user, *user.values(), tag, *system.keys])
-    if len(own) * 4 > limits.properties_bytes_max or len(user) > limits.properties_max:
-        _check_size(user, own, limits)
+    texts = "".join([*user, *user.values(), tag, *system.keys])
+    if len(texts) * 4 > limits.properties_bytes_max or len(user) > limits.properties_max:
+        _check_size(user, texts, limits)
     if group and len(group) * 4 >= limits.message_group_bytes_max:
         _check_group_size(group, limits.message_group_bytes_max)
     if "|" in tag:
         raise StatusError(Refusal.TAG_BAR)
     if not message_id or message_id.isspace():
         raise StatusError(Refusal.MESSAGE_ID_EMPTY)
-    text = f"{own}{message_id}{group}{system.born_host}{system.trace_context}{system.lite_topic}"
+    text = f"{texts}{message_id}{group}{system.born_host}{system.trace_context}{system.lite_topic}"
     if " " in text or "" in user or not text.isprintable():
-        _check_each(user, system)
+        _check_each_text(user, system)
 
 
-def _check_size(user: Mapping[str, str], own: str, limits: ProxyLimits) -> None:
+def _check_size(user: Mapping[str, str], texts: str, limits: ProxyLimits) -> None:
     """Raise StatusError if there are too many properties, or their texts `own` are too long."""
     if len(user) > limits.properties_max:
         text = f"the message has {len(user)}"
         raise StatusError(Refusal.PROPERTIES_TOO_MANY, text, limit=limits.properties_max)
-    limit, size = limits.properties_bytes_max, len(own.encode())
+    limit, size = limits.properties_bytes_max, len(texts.encode())
     if 0 < limit < size:
         text = f"properties, tag and keys have {size} bytes"
         raise StatusError(Refusal.PROPERTIES_TOO_LARGE, text, limit=limit)
@@ -424,7 +432,7 @@ def _check_group_size(group: str, limit: int) -> None:
         raise StatusError(Refusal.MESSAGE_GROUP_TOO_LONG, text, limit=limit)
 
 
-_WORDS: Final = (
+_TEXT_FIELDS: Final = (
     ("tag", "the tag", Refusal.TAG_BLANK, Refusal.TAG_CONTROL),
     ("keys", "the key", Refusal.KEY_BLANK, Refusal.KEY_CONTROL),
     (
@@ -439,7 +447,7 @@ _WORDS: Final = (
 """Fields whose texts may be neither blank nor hold a control character."""
 
 
-def _check_each(user: Mapping[str, str], system: m.SystemProperties) -> None:
+def _check_each_text(user: Mapping[str, str], system: m.SystemProperties) -> None:
     """Raise StatusError for the first text that has a control character, and for a name that is
     blank."""
     for name, value in user.items():
@@ -447,7 +455,7 @@ def _check_each(user: Mapping[str, str], system: m.SystemProperties) -> None:
             raise StatusError(Refusal.PROPERTY_KEY_EMPTY, "the key of property cannot be empty")
         _check_controls(Refusal.PROPERTY_KEY_CONTROL, "the key of property", name)
         _check_controls(Refusal.PROPERTY_VALUE_CONTROL, "the value of property", value)
-    for field, what, blank, control in _WORDS:
+    for field, what, blank, control in _TEXT_FIELDS:
         found = getattr(system, field)
         for word in (found,) if isinstance(found, str) else found:
             if word.isspace():
@@ -459,7 +467,7 @@ def _check_each(user: Mapping[str, str], system: m.SystemProperties) -> None:
 
 def _check_controls(refusal: Refusal, what: str, text: str) -> None:
     """Raise StatusError if the text has a control character."""
-    if _controls(text):
+    if _find_control(text):
         raise StatusError(refusal, f"remove the control character from {what} {text!r:.100}.")
 
 
@@ -471,14 +479,14 @@ def check_lite_topic(name: str) -> None:
         raise StatusError(Refusal.LITE_TOPIC_TOO_LONG, text, limit=LITE_TOPIC_LENGTH_MAX)
 
 
-def check_delivery(deliver_ms: int, now_ms: int, limits: ProxyLimits) -> None:
+def check_delivery_time(deliver_ms: int, now_ms: int, limits: ProxyLimits) -> None:
     """Raise StatusError if a message is delayed for too long."""
     if 0 < limits.delay_ms_max < deliver_ms - now_ms:
         text = f"the message is due in {deliver_ms - now_ms} ms"
         raise StatusError(Refusal.DELIVERY_TIME, text, limit=limits.delay_ms_max)
 
 
-def check_recovery(seconds: int, limits: ProxyLimits) -> None:
+def check_recovery_time(seconds: int, limits: ProxyLimits) -> None:
     """Raise StatusError if it is too long until the broker asks how a transaction ended."""
     if 0 < limits.recovery_s_max < seconds:
         text = f"the transaction has {seconds} s"

@@ -24,7 +24,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.conversations import Call as Ask
+from sluicemq.client.core.conversations import Call as BrokerCall
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.directory import list_write_queues
 from sluicemq.client.core.messages import OutgoingMessage, join_batch
@@ -62,19 +62,19 @@ from sluicemq.model.properties import (
 from sluicemq.model.topic import MessageQueue, TopicConfig, TopicRoute
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import Backend, masters_of
+from sluicemq.proxy.backend import Backend, master_addresses
 from sluicemq.proxy.clients import OK, Client
-from sluicemq.proxy.convert import milliseconds, type_of
+from sluicemq.proxy.convert import to_ms, message_type_of
 from sluicemq.proxy.limits import (
     Refusal,
     StatusError,
-    body_of,
-    check_delivery,
+    to_stored_body,
+    check_delivery_time,
     check_lite_topic,
-    check_recovery,
-    check_texts,
+    check_recovery_time,
+    check_message_texts,
     check_type,
-    topic_of,
+    checked_topic,
 )
 from sluicemq.proxy.messages import Code, MessageType
 from sluicemq.proxy.routes import topic_type
@@ -83,27 +83,27 @@ from sluicemq.wire import headers
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 
-DELIVER_MS: Final = TIMER_PROPERTIES[-1]
-TARGETS_MAX: Final = 10_000
+DELIVERY_TIME_PROPERTY: Final = TIMER_PROPERTIES[-1]
+CACHED_TOPICS_MAX: Final = 10_000
 _TRANSACTION: Final = int(MessageType.TRANSACTION)
-_UNSAFE: Final[Mapping[int, Code]] = {
+_CODE_BY_UNSAFE_STATUS: Final[Mapping[int, Code]] = {
     SendStatus.FLUSH_DISK_TIMEOUT.value: Code.MASTER_PERSISTENCE_TIMEOUT,
     SendStatus.FLUSH_SLAVE_TIMEOUT.value: Code.SLAVE_PERSISTENCE_TIMEOUT,
     SendStatus.SLAVE_NOT_AVAILABLE.value: Code.HA_NOT_AVAILABLE,
 }
 """Stored, and it may get lost."""
-_STATES: Final[Mapping[int, TransactionState]] = {
+_STATE_BY_RESOLUTION: Final[Mapping[int, TransactionState]] = {
     m.TransactionResolution.COMMIT: TransactionState.COMMIT,
     m.TransactionResolution.ROLLBACK: TransactionState.ROLLBACK,
 }
 
 
-class Target(NamedTuple):
+class TopicQueues(NamedTuple):
     """A topic as senders need it; `route` and `config` are what it was made of."""
 
     route: TopicRoute
     config: TopicConfig | None
-    kind: str
+    message_type: str
     queues: Sequence[MessageQueue]
     masters: dict[str, str]
 
@@ -116,7 +116,7 @@ class Sending:
         self._limits = limits
         self._clock = backend.clock
         self._chooser = QueueChooser(partial(Random().getrandbits, FIRST_QUEUE_BITS))
-        self._targets: dict[str, Target] = {}
+        self._topics: dict[str, TopicQueues] = {}
 
     # -------------------------------------------------------------------------------- sends
 
@@ -130,19 +130,22 @@ class Sending:
         messages = request.messages
         if not messages:
             raise StatusError(Refusal.NO_MESSAGE)
-        target = yield from self._target(messages[0].topic)
+        topic_queues = yield from self._find_topic(messages[0].topic)
         began_ms = self._clock.now_ms()
         is_batch = len(messages) > 1
         peer = call.connection.peer.remote
-        parts = [outgoing_of(it, target.kind, peer, began_ms, self._limits) for it in messages]
-        outgoing = batch_of(messages, parts) if is_batch else parts[0]
+        parts = [
+            to_outgoing_message(it, topic_queues.message_type, peer, began_ms, self._limits)
+            for it in messages
+        ]
+        outgoing = to_batch(messages, parts) if is_batch else parts[0]
         topic, began_s = outgoing.topic, self._clock.monotonic_s()
-        queue = self._queue(target, outgoing.sharding_key, began_s)
-        born_ms = milliseconds(messages[0].system_properties.born_timestamp) or began_ms
+        queue = self._choose_queue(topic_queues, outgoing.sharding_key, began_s)
+        born_ms = to_ms(messages[0].system_properties.born_timestamp) or began_ms
         command = requests.send(topic, queue, outgoing, born_ms, batch=is_batch, is_brief=is_batch)
-        address = target.masters[queue.broker]
+        address = topic_queues.masters[queue.broker]
         try:
-            answer = yield Ask(address, command)
+            answer = yield BrokerCall(address, command)
         except (ConnectionLostError, RequestTimeoutError):
             self._chooser.record_failure(queue.broker, self._clock.monotonic_s())
             raise
@@ -151,33 +154,35 @@ class Sending:
         transaction_id = header_fields(answer).get("transactionId", "")
         if outgoing.sys_flag & PREPARED and answer.code == SUCCESS:
             (result,) = requests.parse_send_response(answer, queue, (outgoing.message_id,), address)
-            transaction_id = transaction_id_of(locate_prepared(result, topic))
-        return answer_of(answer, [it.message_id for it in parts], transaction_id, address)
+            transaction_id = format_transaction_id(locate_prepared(result, topic))
+        return to_send_response(answer, [it.message_id for it in parts], transaction_id, address)
 
-    def _target(self, resource: m.Resource) -> Conversation[Target]:
+    def _find_topic(self, resource: m.Resource) -> Conversation[TopicQueues]:
         """Raises StatusError (ILLEGAL_TOPIC), RouteNotFoundError. HOT."""
         name = resource.name
-        found = self._targets.get(name)
+        found = self._topics.get(name)
         if found is None:
-            topic_of(resource)
-        route = yield from self._backend.route(name)
-        config = yield from self._backend.topic(name)
+            checked_topic(resource)
+        route = yield from self._backend.fetch_route(name)
+        config = yield from self._backend.fetch_topic_config(name)
         if found is None or found.route is not route or found.config is not config:
-            masters = masters_of(route)
+            masters = master_addresses(route)
             queues = sorted(it for it in list_write_queues(name, route) if it.broker in masters)
-            found = Target(route, config, topic_type(config), queues, masters)
-            if len(self._targets) >= TARGETS_MAX:
-                self._targets.clear()
-            self._targets[name] = found
+            found = TopicQueues(route, config, topic_type(config), queues, masters)
+            if len(self._topics) >= CACHED_TOPICS_MAX:
+                self._topics.clear()
+            self._topics[name] = found
         return found
 
-    def _queue(self, target: Target, group: str | None, now_s: float) -> MessageQueue:
+    def _choose_queue(
+        self, topic_queues: TopicQueues, group: str | None, now_s: float
+    ) -> MessageQueue:
         """Where messages of a group go, or the next one. Raises StatusError (FORBIDDEN)."""
-        queues = target.queues
+        queues = topic_queues.queues
         if not queues:
             raise StatusError(Refusal.NO_WRITABLE_QUEUE)
         if group:
-            return queues[bucket_of(java_hash(group), len(queues))]
+            return queues[consistent_hash(java_hash(group), len(queues))]
         return self._chooser.choose(queues, now_s)
 
     # ------------------------------------------------------------------ transactions, recalls
@@ -187,13 +192,15 @@ class Sending:
     ) -> Conversation[m.EndTransactionResponse]:
         """Commits or rolls back. What the broker refuses is said; the answer to its own question,
         and what is undecided, it does not answer."""
-        place = place_in(request.transaction_id, topic_of(request.topic))
-        route = yield from self._backend.route(place.queue.topic)
-        address = _master(masters_of(route), place.queue.broker, Refusal.TRANSACTION_UNKNOWN)
-        state = _STATES.get(request.resolution, TransactionState.UNKNOWN)
+        location = parse_transaction_id(request.transaction_id, checked_topic(request.topic))
+        route = yield from self._backend.fetch_route(location.queue.topic)
+        address = _master_address(
+            master_addresses(route), location.queue.broker, Refusal.TRANSACTION_UNKNOWN
+        )
+        state = _STATE_BY_RESOLUTION.get(request.resolution, TransactionState.UNKNOWN)
         is_check = request.source == m.TransactionSource.SOURCE_SERVER_CHECK
-        command = make_end_request(place, state, is_check=is_check)
-        answer = yield Ask(address, command)
+        command = make_end_request(location, state, is_check=is_check)
+        answer = yield BrokerCall(address, command)
         if not command.is_oneway:
             expect_success(answer, address)
         return m.EndTransactionResponse(status=OK)
@@ -202,9 +209,9 @@ class Sending:
         self, client: Client, request: m.RecallMessageRequest, call: Call
     ) -> Conversation[m.RecallMessageResponse]:
         """Takes a delayed message back."""
-        target = yield from self._target(request.topic)
+        topic_queues = yield from self._find_topic(request.topic)
         if self._limits.checks_type:
-            check_type(target.kind, "DELAY")
+            check_type(topic_queues.message_type, "DELAY")
         handle = parse_recall_handle(request.recall_handle)
         if handle is None:
             raise StatusError(Refusal.RECALL_HANDLE)
@@ -212,13 +219,15 @@ class Sending:
         header = headers.RecallMessageRequest(
             group=topic, topic=topic, recall_handle=request.recall_handle, broker=handle.broker
         )
-        address = _master(target.masters, handle.broker, Refusal.RECALL_BROKER)
-        answer = yield Ask(address, requests.make_request(RequestCode.RECALL_MESSAGE, header))
+        address = _master_address(topic_queues.masters, handle.broker, Refusal.RECALL_BROKER)
+        answer = yield BrokerCall(
+            address, requests.make_request(RequestCode.RECALL_MESSAGE, header)
+        )
         message_id = header_fields(expect_success(answer, address)).get("msgId", handle.unique_id)
         return m.RecallMessageResponse(status=OK, message_id=message_id)
 
 
-def _master(masters: dict[str, str], broker: str, refusal: Refusal) -> str:
+def _master_address(masters: dict[str, str], broker: str, refusal: Refusal) -> str:
     """Return the address of the broker that a client's text names. Raises StatusError."""
     if broker not in masters:
         raise StatusError(refusal, f"no broker {broker!r} serves this topic", broker=broker)
@@ -228,14 +237,14 @@ def _master(masters: dict[str, str], broker: str, refusal: Refusal) -> str:
 # ------------------------------------------------------------------------------------- messages
 
 
-def outgoing_of(
+def to_outgoing_message(
     message: m.Message, expected: str, peer: Host, now_ms: int, limits: ProxyLimits
 ) -> OutgoingMessage:
     """Return a message for a topic of the expected type as it is stored. Raises StatusError if it
     breaks a limit. HOT."""
     system, topic = message.system_properties, message.topic.name
     properties = dict(message.user_properties)
-    check_texts(properties, system, limits)
+    check_message_texts(properties, system, limits)
     message_id = properties[UNIQ_KEY] = system.message_id
     if system.tag:
         properties[TAGS] = system.tag
@@ -244,15 +253,15 @@ def outgoing_of(
     properties[PRODUCER_GROUP] = topic  # the checks of transactions find their producers by it
     properties[RECONSUME_TIME] = str(system.delivery_attempt)
     properties[BORN_HOST] = system.born_host.strip() or str(peer)
-    properties[BORN_TIMESTAMP] = str(milliseconds(system.born_timestamp) or now_ms)
+    properties[BORN_TIMESTAMP] = str(to_ms(system.born_timestamp) or now_ms)
     if system.message_group:
         properties[SHARDING_KEY] = system.message_group
     if system.trace_context:
         properties[TRACE_CONTEXT] = system.trace_context
     if system.HasField("delivery_timestamp"):
-        deliver_ms = milliseconds(system.delivery_timestamp)
-        check_delivery(deliver_ms, now_ms, limits)
-        properties[DELIVER_MS] = str(deliver_ms)
+        deliver_ms = to_ms(system.delivery_timestamp)
+        check_delivery_time(deliver_ms, now_ms, limits)
+        properties[DELIVERY_TIME_PROPERTY] = str(deliver_ms)
     if system.lite_topic:
         check_lite_topic(system.lite_topic)
         properties[LITE_TOPIC] = system.lite_topic
@@ -261,17 +270,23 @@ def outgoing_of(
     sys_flag = 0
     if system.message_type == _TRANSACTION:
         sys_flag = PREPARED
-        _put_transaction(properties, system, limits)
+        _set_transaction_properties(properties, system, limits)
     if limits.checks_type:
-        check_type(expected, type_of(properties).name)
-    body, compressed = body_of(message.body, system.body_encoding, limits)
+        check_type(expected, message_type_of(properties).name)
+    body, compressed = to_stored_body(message.body, system.body_encoding, limits)
     return OutgoingMessage(
-        topic, body, as_text(properties), message_id, sys_flag | compressed, 0, True,
+        topic,
+        body,
+        as_text(properties),
+        message_id,
+        sys_flag | compressed,
+        0,
+        True,
         sharding_key=properties.get(SHARDING_KEY),
-    )  # fmt: skip
+    )
 
 
-def _put_transaction(
+def _set_transaction_properties(
     properties: dict[str, str], system: m.SystemProperties, limits: ProxyLimits
 ) -> None:
     """Add the properties of a message that a transaction prepares. Raises StatusError if it is
@@ -285,11 +300,11 @@ def _put_transaction(
     properties[TRAN_MSG] = "true"
     if system.HasField("orphaned_transaction_recovery_duration"):
         seconds = system.orphaned_transaction_recovery_duration.seconds
-        check_recovery(seconds, limits)
+        check_recovery_time(seconds, limits)
         properties[CHECK_IMMUNITY] = str(seconds)
 
 
-def batch_of(messages: Sequence[m.Message], parts: Sequence[OutgoingMessage]) -> OutgoingMessage:
+def to_batch(messages: Sequence[m.Message], parts: Sequence[OutgoingMessage]) -> OutgoingMessage:
     """Join messages into one batch, which goes to the queue of their message group.
 
     Messages without a group go along with those of a group. A batch has one flag of compression:
@@ -330,7 +345,7 @@ def _status(code: Code, text: str = "") -> m.Status:
     return m.Status(code=code, message=text or code.name)
 
 
-def answer_of(
+def to_send_response(
     answer: Command, message_ids: Sequence[str], transaction_id: str, address: str
 ) -> m.SendMessageResponse:
     """An entry a message; all of one request are stored alike, so there is one status. HOT.
@@ -344,11 +359,14 @@ def answer_of(
         add = response.entries.add
         for index, message_id in enumerate(message_ids):
             add(
-                status=OK, message_id=message_id, offset=offset + index,
-                transaction_id=transaction_id, recall_handle=handle,
-            )  # fmt: skip
+                status=OK,
+                message_id=message_id,
+                offset=offset + index,
+                transaction_id=transaction_id,
+                recall_handle=handle,
+            )
         return response
-    code = _UNSAFE.get(answer.code)
+    code = _CODE_BY_UNSAFE_STATUS.get(answer.code)
     if code is None:
         raise requests.request_error(answer, address)
     text = f"send message failed, sendStatus={SendStatus(answer.code).name}"
@@ -362,7 +380,7 @@ _MULTIPLIER: Final = 2862933555777941757
 _MASK: Final = (1 << 64) - 1
 
 
-def bucket_of(key: int, buckets: int) -> int:
+def consistent_hash(key: int, buckets: int) -> int:
     """Jump consistent hash of Lamping and Veach, as Guava's Hashing.consistentHash of a Java int
     computes it: a queue more takes its share from all others and nothing moves among them."""
     state, bucket = key & _MASK, 0
@@ -375,21 +393,19 @@ def bucket_of(key: int, buckets: int) -> int:
         bucket = following
 
 
-_PLACE: Final = re.compile(r"(.+) (\S+) (\d{1,18}) (\d{1,18})", re.ASCII)
+_TRANSACTION_ID: Final = re.compile(r"(.+) (\S+) (\d{1,18}) (\d{1,18})", re.ASCII)
 
 
-def transaction_id_of(place: PreparedMessageLocation) -> str:
+def format_transaction_id(location: PreparedMessageLocation) -> str:
     """What a client is told of a transaction."""
-    return (
-        f"{place.message_id} {place.queue.broker} {place.half_queue_offset} {place.physical_offset}"
-    )
+    return f"{location.message_id} {location.queue.broker} {location.half_queue_offset} {location.physical_offset}"
 
 
-def place_in(transaction_id: str, topic: str) -> PreparedMessageLocation:
+def parse_transaction_id(transaction_id: str, topic: str) -> PreparedMessageLocation:
     """The inverse, for a transaction of the topic. Raises StatusError (INVALID_TRANSACTION_ID)."""
     if not transaction_id.strip():
         raise StatusError(Refusal.TRANSACTION_ID_EMPTY)
-    found = _PLACE.fullmatch(transaction_id)
+    found = _TRANSACTION_ID.fullmatch(transaction_id)
     if found is None:
         raise StatusError(
             Refusal.TRANSACTION_UNKNOWN,
@@ -398,6 +414,10 @@ def place_in(transaction_id: str, topic: str) -> PreparedMessageLocation:
         )
     message_id, broker, queue_offset, physical_offset = found.groups()
     return PreparedMessageLocation(
-        topic, MessageQueue(topic, broker, 0), int(queue_offset), int(physical_offset),
-        message_id, message_id,
-    )  # fmt: skip
+        topic,
+        MessageQueue(topic, broker, 0),
+        int(queue_offset),
+        int(physical_offset),
+        message_id,
+        message_id,
+    )

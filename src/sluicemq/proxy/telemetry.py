@@ -22,7 +22,7 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.conversations import Call as Ask
+from sluicemq.client.core.conversations import Call as BrokerCall
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.transactions import parse_check_request
 from sluicemq.config.proxying import ProxyLimits
@@ -38,12 +38,12 @@ from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import Backend, masters_of
-from sluicemq.proxy.clients import OK, QUEUED_BYTES_MAX, Client, Clients, kind_of
-from sluicemq.proxy.convert import message_of
-from sluicemq.proxy.limits import Refusal, StatusError, group_of, topic_of
+from sluicemq.proxy.backend import Backend, master_addresses
+from sluicemq.proxy.clients import OK, QUEUED_BYTES_MAX, Client, Clients, client_type_name
+from sluicemq.proxy.convert import to_message
+from sluicemq.proxy.limits import Refusal, StatusError, checked_group, checked_topic
 from sluicemq.proxy.messages import ClientType, Code, FilterType
-from sluicemq.proxy.sending import transaction_id_of
+from sluicemq.proxy.sending import format_transaction_id
 from sluicemq.record.codec import decode_record
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -54,70 +54,70 @@ from sluicemq.wire.headers import GetConsumerRunningInfoRequest
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-TOPICS_MAX: Final = 4096
+TOPICS_PER_CLIENT_MAX: Final = 4096
 """Of a client."""
-BROKER_S: Final = 1.0
+BROKER_TIMEOUT_S: Final = 1.0
 """For the heartbeat to a broker: a Java client waits 3 s for the answer to its settings."""
-ANSWER_S: Final = 4.0
+CLIENT_REPLY_S: Final = 4.0
 """Looked at once a second: so tools, which wait for 5 s (spec/grpc.md §4), hear of it."""
-OPEN_MAX: Final = 1024
+PENDING_COMMANDS_MAX: Final = 1024
 
 INT_MAX: Final = (1 << 31) - 1
 
-CONSUMERS: Final[Mapping[int, str]] = {
+CONSUME_TYPES: Final[Mapping[int, str]] = {
     ClientType.PUSH_CONSUMER: bodies.CONSUME_PASSIVELY,
     ClientType.SIMPLE_CONSUMER: bodies.CONSUME_ACTIVELY,
     ClientType.PULL_CONSUMER: bodies.CONSUME_ACTIVELY,
 }
-_RESULTS: Final[Mapping[int, bodies.ConsumeResult]] = {
+_RESULT_BY_CODE: Final[Mapping[int, bodies.ConsumeResult]] = {
     Code.OK: bodies.ConsumeResult.SUCCESS,
     Code.FAILED_TO_CONSUME_MESSAGE: bodies.ConsumeResult.LATER,
     Code.MESSAGE_CORRUPTED: bodies.ConsumeResult.NOTHING,
 }
 
-Answer = Callable[[Command], None]
+Respond = Callable[[Command], None]
 
 
 # ---------------------------------------------------------------------------------------- settings
 
 
-def duration(ms: int) -> m.Duration:
+def to_duration(ms: int) -> m.Duration:
     """Of milliseconds."""
     return m.Duration(seconds=ms // 1000, nanos=ms % 1000 * 1_000_000)
 
 
-def backoff_of(group: GroupConfig) -> m.RetryPolicy:
+def to_retry_policy(group: GroupConfig) -> m.RetryPolicy:
     """When a group's messages come again, and how often. What is wrong in its policy, which is an
     administrator's JSON, counts as missing."""
     said = group.retry_policy or {}
     policy = m.RetryPolicy(max_attempts=min(max(1, group.retry_times_max + 1), INT_MAX))
     if said.get("type") == "EXPONENTIAL":
-        found = _object(said, "exponentialRetryPolicy")
+        found = _dict_or_empty(said, "exponentialRetryPolicy")
         policy.exponential_backoff.CopyFrom(
             m.ExponentialBackoff(
-                initial=duration(_number(found.get("initial"), 5000)),
-                max=duration(_number(found.get("max"), 7_200_000)),
-                multiplier=_number(found.get("multiplier"), 2),
+                initial=to_duration(_int_or_default(found.get("initial"), 5000)),
+                max=to_duration(_int_or_default(found.get("max"), 7_200_000)),
+                multiplier=_int_or_default(found.get("multiplier"), 2),
             )
         )
     else:
-        times = _object(said, "customizedRetryPolicy").get("next")
-        known = [_number(it, 0) for it in times] if isinstance(times, list) else []
-        steps = [duration(it) for it in known or parse_delay_levels(DEFAULT_LEVELS)]
+        times = _dict_or_empty(said, "customizedRetryPolicy").get("next")
+        known = [_int_or_default(it, 0) for it in times] if isinstance(times, list) else []
+        steps = [to_duration(it) for it in known or parse_delay_levels(DEFAULT_LEVELS)]
         policy.customized_backoff.CopyFrom(m.CustomizedBackoff(next=steps))
     return policy
 
 
-def _object(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _dict_or_empty(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = value.get(name)
     return found if isinstance(found, dict) else {}
 
 
-def _number(value: Any, default: int) -> int:
+def _int_or_default(value: Any, default: int) -> int:
     return value if isinstance(value, int) and 0 <= value < 1 << 40 else default
 
 
-def merged(said: m.Settings, group: GroupConfig | None, limits: ProxyLimits) -> m.Settings:
+def merge_settings(said: m.Settings, group: GroupConfig | None, limits: ProxyLimits) -> m.Settings:
     """Return what a client is answered: what it said, unknown fields too, and what the server
     decides by its limits and by the settings of the client's group."""
     settings = m.Settings()
@@ -125,8 +125,8 @@ def merged(said: m.Settings, group: GroupConfig | None, limits: ProxyLimits) -> 
     settings.metric.CopyFrom(m.Metric(on=False))
     if settings.HasField("publishing"):
         backoff = m.ExponentialBackoff(
-            initial=duration(limits.backoff_ms_min),
-            max=duration(limits.backoff_ms_max),
+            initial=to_duration(limits.backoff_ms_min),
+            max=to_duration(limits.backoff_ms_max),
             multiplier=limits.backoff_multiplier,
         )
         policy = m.RetryPolicy(max_attempts=limits.attempts_max, exponential_backoff=backoff)
@@ -134,50 +134,54 @@ def merged(said: m.Settings, group: GroupConfig | None, limits: ProxyLimits) -> 
         settings.publishing.max_body_size = limits.body_bytes_largest
     else:
         group = group or GroupConfig(said.subscription.group.name)
-        policy = backoff_of(group)
+        policy = to_retry_policy(group)
         settings.subscription.fifo = group.consume_message_orderly
         settings.subscription.receive_batch_size = limits.batch_size
-        settings.subscription.long_polling_timeout.CopyFrom(duration(limits.poll_ms_longest))
+        settings.subscription.long_polling_timeout.CopyFrom(to_duration(limits.poll_ms_longest))
     settings.backoff_policy.CopyFrom(policy)
     return settings
 
 
-def member_of(client_id: str, settings: m.Settings, now_ms: int) -> bodies.Heartbeat:
+def to_heartbeat(client_id: str, settings: m.Settings, now_ms: int) -> bodies.Heartbeat:
     """A client as brokers are told it. Raises StatusError for settings that say what must not be:
     names, types of clients, expressions of tags. SQL92 is the broker's to compile, which takes
     its time for it; what does not compile is refused at the first receive."""
     if settings.HasField("publishing"):
-        topics = dict.fromkeys(topic_of(it) for it in _few(settings.publishing.topics))
+        topics = dict.fromkeys(
+            checked_topic(it) for it in _checked_count(settings.publishing.topics)
+        )
         return bodies.Heartbeat(client_id, tuple(topics))
     if not settings.HasField("subscription"):
         raise StatusError(
             Refusal.SETTINGS_EMPTY, "name what the client publishes or subscribes to."
         )
-    kind = CONSUMERS.get(settings.client_type)
+    kind = CONSUME_TYPES.get(settings.client_type)
     if kind is None:
         raise StatusError(
             Refusal.CLIENT_TYPE,
-            f"use one of {', '.join(m.ClientType(kind).name for kind in CONSUMERS)}.",
-            kind=kind_of(settings),
+            f"use one of {', '.join(m.ClientType(kind).name for kind in CONSUME_TYPES)}.",
+            kind=client_type_name(settings),
         )
-    group = group_of(settings.subscription.group)
-    found = [_subscription(it, now_ms) for it in _few(settings.subscription.subscriptions)]
+    group = checked_group(settings.subscription.group)
+    found = [
+        _subscription(it, now_ms) for it in _checked_count(settings.subscription.subscriptions)
+    ]
     consumer = bodies.ConsumerData(group, kind, subscriptions=tuple(found))
     return bodies.Heartbeat(client_id, (), (consumer,))
 
 
-def _few(found: Collection[T]) -> Collection[T]:
-    if len(found) > TOPICS_MAX:
+def _checked_count(found: Collection[T]) -> Collection[T]:
+    if len(found) > TOPICS_PER_CLIENT_MAX:
         raise StatusError(
             Refusal.SETTINGS_TOO_MANY,
-            f"The settings name {len(found)} topics, the limit is {TOPICS_MAX}.",
+            f"The settings name {len(found)} topics, the limit is {TOPICS_PER_CLIENT_MAX}.",
             fix="Use several clients.",
         )
     return found
 
 
 def _subscription(entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
-    topic, expression = topic_of(entry.topic), entry.expression.expression
+    topic, expression = checked_topic(entry.topic), entry.expression.expression
     if entry.expression.type == FilterType.SQL:
         return Subscription(topic, expression, SQL92, version=now_ms)
     try:
@@ -186,9 +190,9 @@ def _subscription(entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
         raise StatusError(Refusal.FILTER_OF_SETTINGS, str(error)) from error
 
 
-def _topics(member: bodies.Heartbeat) -> Iterator[str]:
-    yield from member.producer_groups
-    for consumer in member.consumers:
+def _topics(heartbeat: bodies.Heartbeat) -> Iterator[str]:
+    yield from heartbeat.producer_groups
+    for consumer in heartbeat.consumers:
         yield from (it.topic for it in consumer.subscriptions)
 
 
@@ -196,13 +200,13 @@ def _topics(member: bodies.Heartbeat) -> Iterator[str]:
 
 
 @dataclass(slots=True)
-class Question:
+class PendingCommand:
     """What a client was asked, and who waits for it."""
 
     client: Client
-    said: Callable[[m.TelemetryCommand], None]
-    answer: Answer
-    asked_s: float
+    on_reply: Callable[[m.TelemetryCommand], None]
+    respond: Respond
+    sent_s: float
 
 
 class Telemetry:
@@ -212,18 +216,18 @@ class Telemetry:
         self._backend = backend
         self._clients = clients
         self._limits = limits
-        self._open: dict[str, Question] = {}  # by nonce, the oldest first
+        self._pending: dict[str, PendingCommand] = {}  # by nonce, the oldest first
         self._nonces = count(1)
-        clients.on_asked = self.asked
+        clients.on_broker_request = self.handle_broker_request
 
     def run(self) -> None:
         """Once a second: what was not answered in time is answered for the client."""
-        late_s = self._backend.clock.monotonic_s() - ANSWER_S
-        for nonce, question in list(self._open.items()):
-            if question.asked_s > late_s:
+        late_s = self._backend.clock.monotonic_s() - CLIENT_REPLY_S
+        for nonce, command_sent in list(self._pending.items()):
+            if command_sent.sent_s > late_s:
                 break
-            del self._open[nonce]
-            question.answer(_unanswered(question.client))
+            del self._pending[nonce]
+            command_sent.respond(_unanswered_response(command_sent.client))
 
     # ------------------------------------------------------------------------ what clients say
 
@@ -236,22 +240,22 @@ class Telemetry:
                 raise StatusError(
                     Refusal.SETTINGS_MISSING, "A stream begins with the client's settings."
                 )
-            self._answered(client, said)
+            self._handle_reply(client, said)
             return ()
         if call.connection.queued_bytes > QUEUED_BYTES_MAX:
             raise StatusError(Refusal.ANSWERS_NOT_TAKEN, "The client does not take its answers.")
-        member = member_of(client.id, said.settings, self._backend.clock.now_ms())
-        client.spoke(call)
+        heartbeat = to_heartbeat(client.id, said.settings, self._backend.clock.now_ms())
+        client.use_stream(call)
         group = None
-        for consumer in member.consumers:
-            group = yield from self._backend.group(consumer.group)
-        before, client.member = client.member, member
-        client.settings = settings = merged(said.settings, group, self._limits)
+        for consumer in heartbeat.consumers:
+            group = yield from self._backend.fetch_group_config(consumer.group)
+        before, client.heartbeat = client.heartbeat, heartbeat
+        client.settings = settings = merge_settings(said.settings, group, self._limits)
         status = OK
         try:
             if before is not None:
-                yield from self._leave(client, before, member)
-            yield from self._join(client, member)
+                yield from self._leave_groups(client, before, heartbeat)
+            yield from self._send_heartbeat(client, heartbeat)
         except (StatusError, PermissionDeniedError) as error:
             if before is None:
                 raise
@@ -265,35 +269,37 @@ class Telemetry:
     ) -> Conversation[m.HeartbeatResponse]:
         """Raises StatusError (UNRECOGNIZED_CLIENT_TYPE) when its settings are not known: then the
         client says them again."""
-        yield from self._join(client, _known(client))
+        yield from self._send_heartbeat(client, _known_heartbeat(client))
         return m.HeartbeatResponse(status=OK)
 
     def notify_client_termination(
         self, client: Client, request: m.NotifyClientTerminationRequest, call: Call
     ) -> Conversation[m.NotifyClientTerminationResponse]:
         """It leaves its groups. Raises StatusError as `heartbeat` does."""
-        yield from self._leave(client, _known(client))
-        self._clients.end(client)
+        yield from self._leave_groups(client, _known_heartbeat(client))
+        self._clients.remove(client)
         return m.NotifyClientTerminationResponse(status=OK)
 
-    def _brokers(self, member: bodies.Heartbeat) -> Conversation[list[str]]:
+    def _broker_addresses(self, heartbeat: bodies.Heartbeat) -> Conversation[list[str]]:
         """The masters that have one of its topics. Topics that do not exist (yet) have none."""
         found = dict[str, str]()
-        for topic in _topics(member):
+        for topic in _topics(heartbeat):
             with suppress(RouteNotFoundError):
-                found |= masters_of((yield from self._backend.route(topic)))
+                found |= master_addresses((yield from self._backend.fetch_route(topic)))
         return list(found.values())
 
-    def _join(self, client: Client, member: bodies.Heartbeat) -> Conversation[None]:
+    def _send_heartbeat(self, client: Client, heartbeat: bodies.Heartbeat) -> Conversation[None]:
         """Its heartbeat to its brokers. Raises StatusError and PermissionDeniedError when one
         refuses it; when none takes it, what went wrong."""
         wrong: SluiceError | None = None
         is_member = False
-        for address in (yield from self._brokers(member)):
-            command = requests.heartbeat(member)
+        for address in (yield from self._broker_addresses(heartbeat)):
+            command = requests.heartbeat(heartbeat)
             command.language, command.version = client.wire_language, client.wire_version
             try:
-                requests.expect_success((yield Ask(address, command, BROKER_S)), address)
+                requests.expect_success(
+                    (yield BrokerCall(address, command, BROKER_TIMEOUT_S)), address
+                )
                 is_member = True
             except (StatusError, PermissionDeniedError):
                 raise
@@ -302,143 +308,153 @@ class Telemetry:
         if wrong is not None and not is_member:
             raise wrong
 
-    def _leave(
-        self, client: Client, member: bodies.Heartbeat, now: bodies.Heartbeat | None = None
+    def _leave_groups(
+        self, client: Client, heartbeat: bodies.Heartbeat, now: bodies.Heartbeat | None = None
     ) -> Conversation[None]:
         """Takes it out of the groups that it is not in `now`. A broker that cannot be reached finds
         out by itself."""
         stays = now or bodies.Heartbeat(client.id)
         kept = {it.group for it in stays.consumers}
         left = [
-            {"producer": it} for it in member.producer_groups if it not in stays.producer_groups
+            {"producer": it} for it in heartbeat.producer_groups if it not in stays.producer_groups
         ]
-        left += [{"consumer": it.group} for it in member.consumers if it.group not in kept]
-        for address in (yield from self._brokers(member)) if left else ():
+        left += [{"consumer": it.group} for it in heartbeat.consumers if it.group not in kept]
+        for address in (yield from self._broker_addresses(heartbeat)) if left else ():
             for group in left:
                 with suppress(SluiceError):
-                    yield Ask(address, requests.unregister(client.id, **group), BROKER_S)
+                    yield BrokerCall(
+                        address, requests.unregister(client.id, **group), BROKER_TIMEOUT_S
+                    )
 
     # ----------------------------------------------------------------------- what brokers ask
 
-    def asked(self, client: Client, command: Command, answer: Answer) -> None:
+    def handle_broker_request(self, client: Client, command: Command, respond: Respond) -> None:
         """A request of a broker to a client. Two kinds need nothing. Who else is in its group (40)
         is nothing to a client that is given all of each broker. Offsets that were reset (220) lie
         with the broker, where the next receive looks at them; a client keeps none."""
-        ask = _ASKED.get(command.code)
+        ask = _BROKER_REQUESTS.get(command.code)
         try:
             if ask is not None:
-                ask(self, client, command, answer)
+                ask(self, client, command, respond)
             elif not command.is_oneway:
-                answer(Command(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=NOT_ASKED))
+                respond(Command(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=UNSUPPORTED_REMARK))
         except SluiceError as error:
             log.warning("a broker asks client %s oddly (%d): %s", client.id, command.code, error)
             if not command.is_oneway:
-                answer(Command(ResponseCode.SYSTEM_ERROR, remark=str(error)))
+                respond(Command(ResponseCode.SYSTEM_ERROR, remark=str(error)))
 
-    def _check_transaction(self, client: Client, command: Command, answer: Answer) -> None:
+    def _check_transaction(self, client: Client, command: Command, respond: Respond) -> None:
         """39. A client that has no stream now is asked again, or another one is."""
         asked = parse_check_request(command)
-        client.tell(
+        client.send_command(
             m.TelemetryCommand(
                 recover_orphaned_transaction_command=m.RecoverOrphanedTransactionCommand(
-                    message=message_of(asked.message),
-                    transaction_id=transaction_id_of(asked.location),
+                    message=to_message(asked.message),
+                    transaction_id=format_transaction_id(asked.location),
                 )
             )
         )
 
-    def _running_info(self, client: Client, command: Command, answer: Answer) -> None:
+    def _request_running_info(self, client: Client, command: Command, respond: Respond) -> None:
         """307. What the client has said is known here; for stacks of threads it is asked."""
         header = decode_header(GetConsumerRunningInfoRequest, command.fields)
 
         def inform(said: m.TelemetryCommand | None) -> None:
             stack = None if said is None else said.thread_stack_trace.thread_stack_trace
-            info = running_info(client, header.group, stack)
-            answer(Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(info)))
+            info = to_running_info(client, header.group, stack)
+            respond(Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(info)))
 
         if not header.stack_enable:
             inform(None)
             return
-        self._ask(
-            client, answer, inform,
+        self._send_to_client(
+            client,
+            respond,
+            inform,
             lambda nonce: m.TelemetryCommand(
                 print_thread_stack_trace_command=m.PrintThreadStackTraceCommand(nonce=nonce)
             ),
-        )  # fmt: skip
+        )
 
-    def _verify(self, client: Client, command: Command, answer: Answer) -> None:
+    def _request_direct_consumption(
+        self, client: Client, command: Command, respond: Respond
+    ) -> None:
         """309: the client handles this message now."""
-        message = message_of(decode_record(command.body))
+        message = to_message(decode_record(command.body))
         began_s = self._backend.clock.monotonic_s()
 
         def report(said: m.TelemetryCommand) -> None:
             code = said.status.code
             result = bodies.DirectResult(
-                _RESULTS.get(code, bodies.ConsumeResult.EXCEPTION),
+                _RESULT_BY_CODE.get(code, bodies.ConsumeResult.EXCEPTION),
                 said.status.message or f"status {code}",
                 int((self._backend.clock.monotonic_s() - began_s) * 1000),
                 client.settings is not None and client.settings.subscription.fifo,
             )
-            answer(Command(ResponseCode.SUCCESS, body=bodies.encode_direct_result(result)))
+            respond(Command(ResponseCode.SUCCESS, body=bodies.encode_direct_result(result)))
 
-        self._ask(
-            client, answer, report,
+        self._send_to_client(
+            client,
+            respond,
+            report,
             lambda nonce: m.TelemetryCommand(
                 verify_message_command=m.VerifyMessageCommand(nonce=nonce, message=message)
             ),
-        )  # fmt: skip
+        )
 
-    def _ask(
+    def _send_to_client(
         self,
         client: Client,
-        answer: Answer,
+        respond: Respond,
         said: Callable[[m.TelemetryCommand], None],
         command: Callable[[str], m.TelemetryCommand],
     ) -> None:
         """Asks a client; either `said` gets what it says, or `answer` an error."""
         nonce = f"{next(self._nonces)}"
-        if len(self._open) >= OPEN_MAX or not client.tell(command(nonce)):
-            answer(_unanswered(client))
+        if len(self._pending) >= PENDING_COMMANDS_MAX or not client.send_command(command(nonce)):
+            respond(_unanswered_response(client))
             return
-        self._open[nonce] = Question(client, said, answer, self._backend.clock.monotonic_s())
+        self._pending[nonce] = PendingCommand(
+            client, said, respond, self._backend.clock.monotonic_s()
+        )
 
-    def _answered(self, client: Client, said: m.TelemetryCommand) -> None:
+    def _handle_reply(self, client: Client, said: m.TelemetryCommand) -> None:
         """What nobody waits for (any more) is dropped, as are commands of newer clients."""
         nonce = said.thread_stack_trace.nonce or said.verify_message_result.nonce
-        question = self._open.get(nonce)
-        if question is not None and question.client is client:
-            del self._open[nonce]
-            question.said(said)
+        command_sent = self._pending.get(nonce)
+        if command_sent is not None and command_sent.client is client:
+            del self._pending[nonce]
+            command_sent.on_reply(said)
 
 
-_ASKED: Final[Mapping[int, Callable[[Telemetry, Client, Command, Answer], None]]] = {
+_BROKER_REQUESTS: Final[Mapping[int, Callable[[Telemetry, Client, Command, Respond], None]]] = {
     RequestCode.CHECK_TRANSACTION_STATE: Telemetry._check_transaction,
-    RequestCode.GET_CONSUMER_RUNNING_INFO: Telemetry._running_info,
-    RequestCode.CONSUME_MESSAGE_DIRECTLY: Telemetry._verify,
+    RequestCode.GET_CONSUMER_RUNNING_INFO: Telemetry._request_running_info,
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: Telemetry._request_direct_consumption,
 }
-NOT_ASKED: Final = "This is not asked of clients of gRPC."
+UNSUPPORTED_REMARK: Final = "This is not asked of clients of gRPC."
 
 
-def _known(client: Client) -> bodies.Heartbeat:
+def _known_heartbeat(client: Client) -> bodies.Heartbeat:
     """Raises StatusError when its settings are not known."""
-    if client.member is None:
+    if client.heartbeat is None:
         raise StatusError(
             Refusal.SETTINGS_UNKNOWN, f"client {client.id} has to send its settings first."
         )
-    return client.member
+    return client.heartbeat
 
 
-def _unanswered(client: Client) -> Command:
+def _unanswered_response(client: Client) -> Command:
     return Command(
         ResponseCode.SYSTEM_BUSY,
-        remark=f"Client {client.id} has no telemetry stream, or does not answer: {ANSWER_S:g} s.",
+        remark=f"Client {client.id} has no telemetry stream, or does not answer: {CLIENT_REPLY_S:g} s.",
     )
 
 
-def running_info(client: Client, group: str, stack: str | None) -> bodies.RunningInfo:
+def to_running_info(client: Client, group: str, stack: str | None) -> bodies.RunningInfo:
     """What is known of a client, in the form of one of remoting."""
-    info, member = client.info, client.member or bodies.Heartbeat(client.id)
-    consumers = [it for it in member.consumers if it.group == group]
+    info, heartbeat = client.info, client.heartbeat or bodies.Heartbeat(client.id)
+    consumers = [it for it in heartbeat.consumers if it.group == group]
     settings = client.settings or m.Settings()
     properties = {
         "PROP_CONSUME_TYPE": consumers[0].consume_type if consumers else "",

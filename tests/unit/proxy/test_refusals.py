@@ -167,9 +167,9 @@ async def of_another_account(proxy: Proxied, speaker: Speaker, patch: pytest.Mon
     other = proxy.speaker()
     calls = (one.call("QueryRoute", m.QueryRouteRequest(topic=TOPIC)) for one in (speaker, other))
     first, second = calls
-    proxy.service.clients.end(proxy.service.clients.by_id["c"])
-    proxy.service.clients.of(first, "alice")  # type: ignore[arg-type]
-    proxy.service.clients.of(second, "mallory")  # type: ignore[arg-type]
+    proxy.dispatcher.clients.remove(proxy.dispatcher.clients.by_id["c"])
+    proxy.dispatcher.clients.identify(first, "alice")  # type: ignore[arg-type]
+    proxy.dispatcher.clients.identify(second, "mallory")  # type: ignore[arg-type]
 
 
 async def of_a_closed_connection(proxy: Proxied, speaker: Speaker, _: pytest.MonkeyPatch) -> Any:

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 def receiving(proxy: Proxied) -> Receiving:
     """The family, whose clock the test is."""
-    return next(it for it in proxy.proxy.families if isinstance(it, Receiving))
+    return next(it for it in proxy.proxy.services if isinstance(it, Receiving))
 
 
 async def passes(proxy: Proxied, minutes: float) -> None:
@@ -222,11 +222,11 @@ def test_many_are_renewed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
         kept, most = receiving(proxy).renewal, 0
         await proxy.mq.clock.advance(seconds=55)
         proxy.proxy.run()
-        while kept._under_way:
-            most = max(most, kept._under_way)
+        while kept._running_count:
+            most = max(most, kept._running_count)
             await asyncio.sleep(0)
         assert most == 3
-        assert {it.renewals for it in next(iter(kept._held.values())).values()} == {1}
+        assert {it.renewals for it in next(iter(kept._in_flight.values())).values()} == {1}
         client.close()
         await proxy.mq.clock.advance(seconds=2)
         assert len(await receive(proxy.speaker("other"))) == 20
@@ -246,7 +246,7 @@ def test_the_group_says_when_it_comes_again(policy: m.RetryPolicy, wait_ms: int)
     class Client:
         settings = m.Settings(backoff_policy=policy)
 
-    held = renewal.Held(Client(), "g", TOPIC, "", Handle(0, 0, 0, 0, 0, "b", 0), 3, 0, 0)  # type: ignore[arg-type]
+    held = renewal.InFlightMessage(Client(), "g", TOPIC, "", Handle(0, 0, 0, 0, 0, "b", 0), 3, 0, 0)  # type: ignore[arg-type]
     assert renewal.wait_ms(held) == wait_ms
 
 
