@@ -44,7 +44,7 @@ from sluicemq.client.core.requests import heartbeat
 from sluicemq.errors import SluiceError
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import StoredMessage
-from sluicemq.proxy.receiving import ack_request, pop_request, decode_popped
+from sluicemq.proxy.receiving import ack_request, decode_popped, pop_request
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command

@@ -79,11 +79,11 @@ class Backend(Protocol):
         ...
 
     def fetch_topic_config(self, name: str) -> Conversation[TopicConfig | None]:
-        """Return the settings of a topic as one of its brokers has them; None if it does not exist."""
+        """Return the settings of a topic as one broker has them; None if it does not exist."""
         ...
 
     def fetch_group_config(self, name: str) -> Conversation[GroupConfig | None]:
-        """Return the settings of a group as one of the brokers has them; None if it does not exist."""
+        """Return the settings of a group as one broker has them; None if it does not exist."""
         ...
 
     def list_warnings(self) -> list[str]:
@@ -160,7 +160,7 @@ class ConversationRunner(Generic[T]):
         self._resume(result if isinstance(result, Exception) else Command(0))
 
     def _resume_after_future(self, step: Await, future: asyncio.Future[object]) -> None:
-        """Continue after the future of an `Await` step is done, with its result stored in the step."""
+        """Continue after the future of an `Await` step; its result is stored in the step."""
         if future.cancelled():
             self._resume(ConnectionLostError("The proxy is closing."))
             return

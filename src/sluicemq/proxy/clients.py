@@ -82,12 +82,12 @@ class Client:
         "_streams",
         "access_key",
         "connections",
+        "heartbeat",
         "id",
         "language",
-        "session",
         "local",
-        "heartbeat",
         "remote",
+        "session",
         "settings",
         "since_ms",
         "version",
@@ -243,7 +243,8 @@ class Clients:
         if len(connection_clients) >= CLIENTS_PER_CONNECTION_MAX or len(self.by_id) >= CLIENTS_MAX:
             raise StatusError(
                 Refusal.CLIENTS_TOO_MANY,
-                f"There are {len(connection_clients)} clients on this connection and {len(self.by_id)} in all; "
+                f"There are {len(connection_clients)} clients on this connection and "
+                f"{len(self.by_id)} in all; "
                 f"the limits are {CLIENTS_PER_CONNECTION_MAX} and {CLIENTS_MAX}.",
                 fix="Use fewer clients, or another proxy.",
             )

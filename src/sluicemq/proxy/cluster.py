@@ -1,7 +1,7 @@
 """The backend of a proxy that serves a cluster behind name servers.
 
     client --gRPC--> proxy --one connection per client and broker--> brokers
-                           --one connection for the proxy itself---> name servers, settings of topics
+                           --one connection for the proxy itself---> name servers, topic settings
 
 A broker keeps group members, producers, long polls and its requests to a client by connection. Each
 client of the proxy therefore has its own connections to brokers. They are opened with the first
@@ -55,7 +55,7 @@ from sluicemq.net.channel import Channel, ChannelPool, Dialer
 from sluicemq.net.limits import FairScheduler
 from sluicemq.net.network import SOCKET_NETWORK, with_tls
 from sluicemq.net.tls import Tls
-from sluicemq.proxy.backend import OnResponse, OnRequest, master_addresses
+from sluicemq.proxy.backend import OnRequest, OnResponse, master_addresses
 from sluicemq.proxy.server import Proxy, ProxyCollector
 from sluicemq.supervision import Supervisor, start_shared
 from sluicemq.wire.bodies import decode_consumer_connections, decode_heartbeat
@@ -274,7 +274,7 @@ class ClusterBackend(AsyncioShell):
         return found
 
     def _request_topic_config(self, name: str) -> Conversation[TopicConfig | None]:
-        """Return the settings of a topic from the first master that has it; None if there is none."""
+        """Return the settings of a topic from the first master that has it, or None."""
         try:
             route = yield from self.fetch_route(name)
         except RouteNotFoundError:
@@ -286,7 +286,7 @@ class ClusterBackend(AsyncioShell):
         return None if found is None else decode_topic_config(found.body)
 
     def _request_group_config(self, name: str) -> Conversation[GroupConfig | None]:
-        """Return the settings of a group from the first broker that has it; None if there is none.
+        """Return the settings of a group from the first broker that has it, or None.
 
         A group has no route, so any broker may have it.
         """

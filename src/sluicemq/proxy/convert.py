@@ -183,7 +183,7 @@ def _delivery_time_ms(stored: StoredMessage) -> int | None:
 
 
 def _int_property(stored: StoredMessage, name: str) -> int | None:
-    """Return a property as a number, or None if it is missing or not a number of up to 15 digits."""
+    """Return a property as a number; None if it is not a number of up to 15 digits."""
     text = stored.properties.get(name, "")
     is_number = text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
     return int(text) if is_number else None

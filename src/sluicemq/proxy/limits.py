@@ -1,16 +1,16 @@
-"""What a call may say, and every way in which the proxy refuses one (spec/grpc.md §3).
+"""The limits of calls, and every reason for which the proxy refuses one (spec/grpc.md §3).
 
-A status message begins with the phrase that RocketMQ's proxy writes there, since clients and test
-suites compare it. What SluiceMQ adds comes behind it: the value, the limit and the fix.
+A status message begins with the phrase of RocketMQ's proxy, because clients and test suites compare
+it. SluiceMQ appends the value, the limit and the fix:
 
     the invisibleTime is too small. min is 10000: the call asks for 9000 ms
-    `------------------- phrase ---------------'  `------ ours -----------'
+    `----------- RocketMQ's phrase -------------'  `------ SluiceMQ -------'
 
-A `StatusError` is always made of a `Refusal`, so no refusal can leave the table. The golden table
-`tests/golden/grpc_refusals.json` holds code and phrase of each, and a test provokes each.
+A `StatusError` always has a `Refusal`, so the table of refusals is complete. The golden table
+`tests/golden/grpc_refusals.json` has the code and phrase of each refusal, and a test provokes each.
 
-Control characters (U+0000 to U+001F, U+007F to U+009F) are refused wherever a client may write text
-that is stored: two of them separate properties.
+Control characters (U+0000 to U+001F, U+007F to U+009F) are refused in all texts of a client that
+are stored, because two of them separate properties.
 """
 
 import re
@@ -32,20 +32,21 @@ from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import Code
 
 NAME_PATTERN: Final = "^[%|a-zA-Z0-9_-]+$"
+"""RocketMQ's pattern of valid names, as its error messages quote it."""
 
 
 class Refusal(Enum):
-    """One reason for which a call is refused.
+    """A reason for which a call is refused.
 
-    `code` is the code of the status. `phrase` is RocketMQ's, with the places of `str.format`; ""
-    where RocketMQ's proxy refuses nothing, or has a different text each time.
+    `code` is the status code. `phrase` is RocketMQ's text with `str.format` placeholders; it is ""
+    if RocketMQ's proxy does not refuse such a call, or has a different text each time.
     """
 
     code: Code
     phrase: str
 
     def __init__(self, code: Code, phrase: str, _distinct: str = "") -> None:
-        """`_distinct` keeps members apart that have the same code and no phrase."""
+        """Create a member. `_distinct` makes members with equal code and phrase different."""
         self.code = code
         self.phrase = phrase
 
@@ -209,9 +210,10 @@ class Refusal(Enum):
 class StatusError(SluiceError):
     """A call is answered with this status.
 
-    When: inside a proxy: a request of a gRPC client breaks a limit, or names what is not there.
-    Then: nothing was done. Clients get the status, `code` is RocketMQ's.
-    Fix: in the text, which names value and limit.
+    When: inside a proxy: a request of a gRPC client breaks a limit, or names something that does
+    not exist.
+    Then: nothing was done. The client gets the status; `code` is RocketMQ's.
+    Fix: in the text, which names the value and the limit.
 
         the policy TIMESTAMP needs a timestamp.
     """
@@ -219,7 +221,11 @@ class StatusError(SluiceError):
     def __init__(
         self, refusal: Refusal, text: str = "", *, fix: str = "", **values: object
     ) -> None:
-        """`values` fill the places of the refusal's phrase; `text` follows it."""
+        """Create the error of a refusal.
+
+        `values` are the values of the placeholders in the refusal's phrase; `text` follows the
+        phrase.
+        """
         phrase = refusal.phrase.format(**values)
         super().__init__(": ".join(part for part in (phrase, text) if part), fix=fix)
         self.refusal = refusal
@@ -227,35 +233,38 @@ class StatusError(SluiceError):
 
 
 LITE_TOPIC_LENGTH_MAX: Final = 64
+"""The maximum length of the name of a lite topic, in characters."""
 
 _find_control: Final = re.compile("[\x00-\x1f\x7f-\x9f]").search
 _GZIP: Final = int(m.Encoding.GZIP)
 _GZIP_OR_ZLIB: Final = 47
-"""As zlib's window bits: whichever of the two heads is there."""
+"""The `wbits` argument of zlib that accepts a gzip header or a zlib header."""
 
 
 REQUEST_BYTES_MAX: Final = 256 * 1024
-"""Of a request that carries no bodies of messages."""
+"""The maximum size of a request that does not send messages, in bytes."""
 SEND_FIELDS_MAX: Final = 8192
-"""Fields of a request that sends, its messages and their fields."""
+"""The maximum number of messages and their fields in a request that sends messages."""
 SEND_METADATA_BYTES_MAX: Final = 1024 * 1024
-"""Of the messages of a request without their bodies."""
+"""The maximum size of all messages of a send without their bodies, in bytes."""
 _BODY_FIELD: Final = 4
-"""The number of `Message.body`."""
+"""The protobuf field number of `Message.body`."""
 _LENGTH_DELIMITED: Final = 2
+"""The protobuf wire type of strings, bytes and messages."""
 
 
 def check_shape(data: bytes, *, has_bodies: bool) -> None:
-    """Raise StatusError if decoding a request could take longer than a few milliseconds: 16 MiB may
-    hold eight million empty fields. `has_bodies`: it sends messages, whose bodies are passed over.
+    """Raise StatusError if decoding a request could take longer than a few milliseconds.
 
-    What is not protobuf passes: its decoder says so.
+    A request of 16 MiB could contain eight million empty fields. `has_bodies` means that the
+    request sends messages; the size of their bodies is not counted. Data that is not protobuf is
+    accepted here, and refused by the protobuf decoder.
     """
     if not has_bodies:
         if len(data) > REQUEST_BYTES_MAX:
             raise StatusError(
                 Refusal.REQUEST_TOO_LARGE,
-                f"the request has {len(data)} bytes, the limit is {REQUEST_BYTES_MAX}.",
+                f"the request has {len(data)} bytes; the limit is {REQUEST_BYTES_MAX}.",
             )
         return
     if len(data) <= SEND_FIELDS_MAX:
@@ -267,15 +276,18 @@ def check_shape(data: bytes, *, has_bodies: bool) -> None:
         if rest > SEND_METADATA_BYTES_MAX:
             raise StatusError(
                 Refusal.REQUEST_TOO_LARGE,
-                f"the messages have more than {SEND_METADATA_BYTES_MAX} bytes beside their bodies.",
+                f"the messages have more than {SEND_METADATA_BYTES_MAX} bytes in addition to "
+                "their bodies.",
             )
 
 
 def _read_fields(
     data: bytes, begin: int, end: int, counted: Iterator[int]
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield number, begin and end of the length-delimited fields of a protobuf message, until it is
-    none. Raises StatusError when `counted` has come to SEND_FIELDS_MAX."""
+    """Yield the number, start and end of each length-delimited field of a protobuf message.
+
+    Ends silently at malformed data. Raises StatusError when `counted` reaches `SEND_FIELDS_MAX`.
+    """
     while begin < end:
         if next(counted) > SEND_FIELDS_MAX:
             raise StatusError(
@@ -299,7 +311,7 @@ def _read_fields(
 
 
 def _read_varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
-    """Return a number and where it ends; `end` where it is none."""
+    """Return the varint at `begin` and the index behind it; (0, `end`) if it is malformed."""
     value = shift = 0
     while begin < end and shift < 64:
         byte = data[begin]
@@ -312,8 +324,11 @@ def _read_varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
 
 
 def checked_topic(resource: m.Resource) -> str:
-    """Return the name of a topic. Raises StatusError if it is not a valid name, or that of a topic
-    of the system, which gRPC clients may not use."""
+    """Return the name of a topic.
+
+    Raises StatusError if the name is invalid or belongs to a system topic, which gRPC clients may
+    not use.
+    """
     name = resource.name
     if is_rocketmq_system_topic(name):
         text = f"the topic {name!r} belongs to the broker itself."
@@ -331,8 +346,10 @@ def checked_topic(resource: m.Resource) -> str:
 
 
 def checked_group(resource: m.Resource) -> str:
-    """Return the name of a consumer group. Raises StatusError if it is not a valid name, or that of
-    a group of the system."""
+    """Return the name of a consumer group.
+
+    Raises StatusError if the name is invalid or belongs to a system group.
+    """
     name = resource.name
     if is_reserved_group(name):
         text = f"the group {name!r} belongs to the broker itself."
@@ -350,18 +367,20 @@ def checked_group(resource: m.Resource) -> str:
 
 
 def check_type(expected: str, actual: str) -> None:
-    """Raise StatusError if a topic of the type `expected` does not take messages of the type
-    `actual`. MIXED takes the four types that its route names."""
+    """Raise StatusError if a topic of type `expected` does not accept messages of type `actual`.
+
+    A MIXED topic accepts the types in MESSAGE_TYPES.
+    """
     if actual != expected and (expected != MIXED or actual not in MESSAGE_TYPES):
         raise StatusError(Refusal.TYPE, expected=expected, actual=actual)
 
 
 def to_stored_body(body: bytes, encoding: int, limits: ProxyLimits) -> tuple[bytes, int]:
-    """Return the body as it is stored, and its flag of compression (0 or COMPRESSED).
+    """Return a body as it is stored, and its compression flag (0 or COMPRESSED).
 
-    A body that came as gzip is stored plain: consumers of the remoting protocol, whose flag says
-    zlib, could not read it (spec/grpc.md §4). One that is called GZIP and cannot be decompressed is
-    stored as it came, with the flag, as RocketMQ's proxy does. Raises StatusError if the body is
+    A gzip body is stored decompressed: remoting consumers could not read it, because the flag means
+    zlib to them (spec/grpc.md §4). A body with the encoding GZIP that cannot be decompressed is
+    stored as it is, with the flag, as RocketMQ's proxy does. Raises StatusError if the body is
     empty or too large.
     """
     limit, flag = limits.body_bytes_largest, 0
@@ -380,8 +399,10 @@ def to_stored_body(body: bytes, encoding: int, limits: ProxyLimits) -> tuple[byt
 
 
 def _decompress(body: bytes, length_max: int) -> bytes | None:
-    """Return what a body of gzip or zlib decompresses to, cut at `length_max` bytes; None if it is
-    neither, or ends too early."""
+    """Return at most `length_max` bytes of a decompressed gzip or zlib body.
+
+    Return None if the body is neither, or is incomplete.
+    """
     inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
         plain = inflater.decompress(body, length_max)
@@ -393,8 +414,11 @@ def _decompress(body: bytes, length_max: int) -> bytes | None:
 def check_message_texts(
     user: Mapping[str, str], system: m.SystemProperties, limits: ProxyLimits
 ) -> None:
-    """Raise StatusError if the properties of the user, or a text among those of the system, break a
-    limit. HOT: short visible words are settled together."""
+    """Raise StatusError if a property or other text of a message breaks a limit. HOT.
+
+    `user` has the application's properties. Texts without spaces and special characters are checked
+    together; only other texts are checked one by one.
+    """
     if not HIDDEN_PROPERTIES.isdisjoint(user):
         name = next(name for name in user if name in HIDDEN_PROPERTIES)
         raise StatusError(Refusal.PROPERTY_OF_SYSTEM, name=name)
@@ -414,7 +438,10 @@ def check_message_texts(
 
 
 def _check_size(user: Mapping[str, str], texts: str, limits: ProxyLimits) -> None:
-    """Raise StatusError if there are too many properties, or their texts `own` are too long."""
+    """Raise StatusError if there are too many properties, or their texts are too long.
+
+    `texts` contains all properties, the tag and the keys.
+    """
     if len(user) > limits.properties_max:
         text = f"the message has {len(user)}"
         raise StatusError(Refusal.PROPERTIES_TOO_MANY, text, limit=limits.properties_max)
@@ -428,7 +455,7 @@ def _check_group_size(group: str, limit: int) -> None:
     """Raise StatusError if a message group has `limit` bytes or more; 0 or less is no limit."""
     size = len(group.encode())
     if 0 < limit <= size:
-        text = f"the message group has {size} bytes, and has to have fewer"
+        text = f"the message group has {size} bytes and must have fewer"
         raise StatusError(Refusal.MESSAGE_GROUP_TOO_LONG, text, limit=limit)
 
 
@@ -444,12 +471,14 @@ _TEXT_FIELDS: Final = (
     ("message_id", "the message id", Refusal.MESSAGE_ID_EMPTY, Refusal.MESSAGE_ID_CONTROL),
     ("lite_topic", "the lite topic", Refusal.LITE_TOPIC_BLANK, Refusal.LITE_TOPIC_CONTROL),
 )
-"""Fields whose texts may be neither blank nor hold a control character."""
+"""The fields whose text must not be blank or contain a control character.
+
+Each row has the field, its name in errors, and the refusals for blank text and control characters.
+"""
 
 
 def _check_each_text(user: Mapping[str, str], system: m.SystemProperties) -> None:
-    """Raise StatusError for the first text that has a control character, and for a name that is
-    blank."""
+    """Raise StatusError for the first text with a control character, or the first blank name."""
     for name, value in user.items():
         if not name:
             raise StatusError(Refusal.PROPERTY_KEY_EMPTY, "the key of property cannot be empty")
@@ -466,28 +495,33 @@ def _check_each_text(user: Mapping[str, str], system: m.SystemProperties) -> Non
 
 
 def _check_controls(refusal: Refusal, what: str, text: str) -> None:
-    """Raise StatusError if the text has a control character."""
+    """Raise StatusError if the text contains a control character."""
     if _find_control(text):
         raise StatusError(refusal, f"remove the control character from {what} {text!r:.100}.")
 
 
 def check_lite_topic(name: str) -> None:
-    """Raise StatusError if the name of a lite topic is too long; `check_texts` has seen to its
-    characters."""
+    """Raise StatusError if the name of a lite topic is too long.
+
+    `check_message_texts` checks its characters.
+    """
     if len(name) > LITE_TOPIC_LENGTH_MAX:
         text = f"the lite topic has {len(name)} characters"
         raise StatusError(Refusal.LITE_TOPIC_TOO_LONG, text, limit=LITE_TOPIC_LENGTH_MAX)
 
 
 def check_delivery_time(deliver_ms: int, now_ms: int, limits: ProxyLimits) -> None:
-    """Raise StatusError if a message is delayed for too long."""
+    """Raise StatusError if the delay of a message exceeds the limit; 0 or less is no limit."""
     if 0 < limits.delay_ms_max < deliver_ms - now_ms:
         text = f"the message is due in {deliver_ms - now_ms} ms"
         raise StatusError(Refusal.DELIVERY_TIME, text, limit=limits.delay_ms_max)
 
 
 def check_recovery_time(seconds: int, limits: ProxyLimits) -> None:
-    """Raise StatusError if it is too long until the broker asks how a transaction ended."""
+    """Raise StatusError if the time until the first transaction check exceeds the limit.
+
+    A limit of 0 or less is none.
+    """
     if 0 < limits.recovery_s_max < seconds:
         text = f"the transaction has {seconds} s"
         raise StatusError(Refusal.RECOVERY_TIME, text, limit=limits.recovery_s_max)

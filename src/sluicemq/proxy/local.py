@@ -32,7 +32,7 @@ from sluicemq.model.topic import (
     TopicRoute,
 )
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.proxy.backend import PROXY_HOST, OnResponse, OnRequest
+from sluicemq.proxy.backend import PROXY_HOST, OnRequest, OnResponse
 from sluicemq.proxy.server import Proxy, ProxyCollector
 from sluicemq.wire.frames import FLAG_ONEWAY, FLAG_RESPONSE, Command, FrameReader
 
@@ -42,8 +42,7 @@ LOCAL_ADDRESS: Final = "here"
 """The address of the broker in a `Call`."""
 CACHED_ROUTES_MAX: Final = 10_000
 CallSoon = Callable[[Callable[[], None]], object]
-"""A function that runs a callback in the next iteration of the event loop, such as `loop.call_soon`.
-"""
+"""A function that runs a callback in the next iteration of the event loop: `loop.call_soon`."""
 
 
 class EmbeddingBroker(Protocol):
@@ -77,7 +76,7 @@ def make_local_proxy(
 
     def on_role(serves: bool) -> None:
         if not serves:
-            backend.suspendend()
+            backend.suspend()
             return
         proxy.service.guard = broker.core.guard
         broker.core.metric_collectors.append(collector.collect)
@@ -108,14 +107,16 @@ class LocalBackend:
         `fetch_route` returns the same object until these settings change.
         """
 
-    def open_session(self, remote: Host, local: Host, on_request: OnRequest) -> "LocalLink":
+    def open_session(
+        self, remote: Host, local: Host, on_request: OnRequest
+    ) -> "LocalClientSession":
         """Return a new session with the broker for a client; see `Backend.open_session`."""
         session = LocalClientSession(self, remote, local, on_request)
         self.sessions.add(session)
         return session
 
-    def suspendend(self) -> None:
-        """A role has ended: nothing that was asked in it is answered any more."""
+    def suspend(self) -> None:
+        """End the current role: fail all open requests, and queue new ones until `resume`."""
         self._deliver_frames()
         self.dispatcher = None
         for session in tuple(self.sessions):
@@ -177,7 +178,7 @@ class LocalBackend:
         """Return no warnings: the broker checks subscriptions itself."""
         return []
 
-    def schedule_delivery(self, session: "LocalLink", data: bytes) -> None:
+    def schedule_delivery(self, session: "LocalClientSession", data: bytes) -> None:
         """Deliver frames to a session in the next iteration of the event loop."""
         if not self._received_frames:
             self._call_soon(self._deliver_frames)
@@ -197,7 +198,7 @@ class LocalBackend:
 class _SessionTransport(NamedTuple):
     """The transport of the broker's peer object, in place of a socket."""
 
-    session: "LocalLink"
+    session: "LocalClientSession"
 
     def write(self, data: bytes, /) -> None:
         self.session.write(data)
@@ -280,7 +281,7 @@ class LocalClientSession:
         self._backend.schedule_delivery(self, data)
 
     def handle_frames(self, data: bytes) -> None:
-        """Decode frames from the broker, and pass on the responses and requests that they contain."""
+        """Decode frames from the broker, and pass on their responses and requests."""
         for command in self._reader.feed(data):
             if command.flag & FLAG_RESPONSE:
                 on_response = self._pending.pop(command.opaque, None)

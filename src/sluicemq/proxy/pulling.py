@@ -1,22 +1,23 @@
-"""Queues read by offset: PullMessage, and where groups and queues are (spec/grpc.md §4).
+"""PullMessage, UpdateOffset, GetOffset and QueryOffset: reads by offset (spec/grpc.md §4).
 
-The requests stand in the protocol, and RocketMQ's proxy serves none of them. Each names one queue
-of one broker, as the route tells it. A pull is answered with a status, messages, and the next
+The protocol defines these calls, but RocketMQ's proxy serves none of them. Each call names one
+queue of one broker, as in the route. The response to a pull is a status, the messages, and the next
 offset:
 
-    OK                 the messages
-    MESSAGE_NOT_FOUND  none for as long as the client waits; behind what its filter does not want
-    ILLEGAL_OFFSET     the queue has no such offset, or the group was sent elsewhere: the next one;
-                       for an offset behind the end the first one, since the topic may have been
-                       deleted and created again
+    OK                 There are messages.
+    MESSAGE_NOT_FOUND  No message arrived within the polling time. The next offset is behind the
+                       messages that do not match the filter.
+    ILLEGAL_OFFSET     The queue does not have this offset, or the group's offset was reset. The
+                       next offset is where to continue. If the offset was behind the end, this is
+                       the first offset, since the topic may have been deleted and created again.
 
-A pull waits at the broker, which wakes it. What is woken and finds nothing that the client wants
-goes on waiting, for the rest of the time. Lite topics are not served here, and that is said.
+The broker parks a pull without messages. If new messages do not match the filter, the proxy pulls
+again for the rest of the polling time. Lite topics are not supported; their call is refused.
 """
 
 from collections.abc import Iterable
 
-from sluicemq.client.core import conversations as conversations
+from sluicemq.client.core import conversations
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.identity import restart_offset
@@ -33,8 +34,8 @@ from sluicemq.proxy.convert import to_message, to_ms
 from sluicemq.proxy.limits import Refusal, StatusError, checked_group, checked_topic
 from sluicemq.proxy.messages import Code, QueryOffsetPolicy
 from sluicemq.proxy.receiving import (
-    BROKER_RESPONSE_S,
     BATCH_MAX,
+    BROKER_RESPONSE_S,
     DEADLINE_MARGIN_MS,
     to_subscription,
 )
@@ -42,7 +43,7 @@ from sluicemq.record.codec import decode_records
 
 
 class Pulling:
-    """The family of clients that read by offset."""
+    """The service object of clients that read queues by offset."""
 
     def __init__(self, backend: Backend, limits: ProxyLimits) -> None:
         self._backend = backend
@@ -50,7 +51,7 @@ class Pulling:
         self._polling_calls: dict[Call, None] = {}
 
     def drain(self) -> None:
-        """Who waits is told that nothing came."""
+        """Respond to all parked pulls that there is no new message."""
         for call in tuple(self._polling_calls):
             status = m.Status(
                 code=Code.MESSAGE_NOT_FOUND, message="no new message: the proxy is about to end"
@@ -60,7 +61,10 @@ class Pulling:
     def pull(
         self, client: Client, request: m.PullMessageRequest, call: Call
     ) -> Conversation[list[m.PullMessageResponse]]:
-        """PullMessage. Raises StatusError."""
+        """Serve PullMessage: return a status, the messages, and the next offset.
+
+        Raises StatusError if the request is invalid, and SluiceError if the broker fails.
+        """
         group = checked_group(request.group)
         queue, address = yield from self._resolve_queue(request.message_queue)
         wanted = to_subscription(queue.topic, request.filter_expression)
@@ -95,7 +99,7 @@ class Pulling:
                     next_offset = beginning
                 text = (
                     f"{queue.topic}:{queue.queue_id} on {queue.broker} has the offsets from "
-                    f"{answer.offset_min} up to {answer.offset_max}; for {offset} go on at "
+                    f"{answer.offset_min} up to {answer.offset_max}; instead of {offset} go on at "
                     f"{next_offset}."
                 )
                 return _pull_responses(Code.ILLEGAL_OFFSET, text, next_offset)
@@ -112,13 +116,16 @@ class Pulling:
     def update_offset(
         self, client: Client, request: m.UpdateOffsetRequest, call: Call
     ) -> Conversation[m.UpdateOffsetResponse]:
-        """UpdateOffset: the group has done everything before. Raises StatusError."""
+        """Serve UpdateOffset: commit the offset of a group in a queue.
+
+        Raises StatusError if the request is invalid, and SluiceError if the broker fails.
+        """
         group = checked_group(request.group)
         queue, address = yield from self._resolve_queue(request.message_queue)
         if request.offset < 0:
             raise StatusError(
                 Refusal.OFFSET_NEGATIVE,
-                f"the offset {request.offset} is below 0, where queues begin.",
+                f"the offset {request.offset} is negative. Commit 0 or more.",
             )
         command = requests.commit_offset(group, queue, request.offset)
         expect_success((yield conversations.Call(address, command)), address)
@@ -127,7 +134,11 @@ class Pulling:
     def get_offset(
         self, client: Client, request: m.GetOffsetRequest, call: Call
     ) -> Conversation[m.GetOffsetResponse]:
-        """GetOffset: where the group is. Raises StatusError."""
+        """Serve GetOffset: return the committed offset of a group in a queue.
+
+        Raises StatusError if the request is invalid, and SluiceError if the broker has none or
+        fails.
+        """
         group = checked_group(request.group)
         queue, address = yield from self._resolve_queue(request.message_queue)
         reply = yield conversations.Call(address, requests.offset_of_group(group, queue))
@@ -137,7 +148,10 @@ class Pulling:
     def query_offset(
         self, client: Client, request: m.QueryOffsetRequest, call: Call
     ) -> Conversation[m.QueryOffsetResponse]:
-        """QueryOffset: where a queue begins, ends, or was at a time. Raises StatusError."""
+        """Serve QueryOffset: return the first or next offset of a queue, or the offset at a time.
+
+        Raises StatusError if the request is invalid, and SluiceError if the broker fails.
+        """
         queue, address = yield from self._resolve_queue(request.message_queue)
         if request.query_offset_policy == QueryOffsetPolicy.BEGINNING:
             command = requests.offset_min(queue)
@@ -155,20 +169,24 @@ class Pulling:
     def sync_lite_subscription(
         self, client: Client, request: m.SyncLiteSubscriptionRequest, call: Call
     ) -> Conversation[m.SyncLiteSubscriptionResponse]:
-        """SyncLiteSubscription. Raises StatusError."""
+        """Refuse SyncLiteSubscription with a StatusError (UNSUPPORTED)."""
         yield from ()
         raise StatusError(
-            Refusal.LITE_TOPICS, "there are no lite topics here: subscribe to topics."
+            Refusal.LITE_TOPICS, "there are no lite topics here. Subscribe to normal topics."
         )
 
     def _resolve_queue(self, asked: m.MessageQueue) -> Conversation[tuple[MessageQueue, str]]:
-        """The queue, and the address of its broker. Raises StatusError, RouteNotFoundError."""
+        """Return the queue that a request names, and the address of its broker.
+
+        Raises StatusError if the queue does not exist or is not readable, and RouteNotFoundError.
+        """
         topic, broker = checked_topic(asked.topic), asked.broker.name
         route = yield from self._backend.fetch_route(topic)
         address = master_addresses(route).get(broker)
         if address is None:
             raise StatusError(
-                Refusal.QUEUE_BROKER, f"the broker {broker!r} does not have the topic {topic}."
+                Refusal.QUEUE_BROKER,
+                f"the broker {broker!r} does not have the topic {topic}. Query its route.",
             )
         counts = [
             data.read_queues
@@ -187,6 +205,7 @@ class Pulling:
 def _pull_responses(
     code: Code, text: str, next_offset: int, records: Iterable[StoredMessage] = ()
 ) -> list[m.PullMessageResponse]:
+    """Return the responses to a pull: a status, the messages, and the next offset."""
     answers = [m.PullMessageResponse(status=m.Status(code=code, message=text))]
     for record in records:
         answers.append(m.PullMessageResponse())

@@ -1,12 +1,14 @@
-"""Messages for consumers: received by pops, acknowledged, hidden for longer, given up.
+"""ReceiveMessage, AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue.
 
-A receive is a pop of all queues of one broker (spec/grpc.md §5): it waits there, not here. A
-message goes to the client with a handle, which names the pop and the message, and the place in the
-log as well: so every proxy can do with it what the client wants, without having seen it before.
+A receive is a pop from all queues of one broker (spec/grpc.md §5). The broker parks it as a long
+poll. Each message gets a receipt handle, which contains the pop, the message, and its position in
+the commit log. Every proxy can therefore acknowledge or change it, also one that did not deliver
+it.
 
-What the broker gives is looked at once more: it knows tags by their hash only, so one that only has
-the same hash is acknowledged in the client's stead; and what has been tried too often goes to the
-dead letters. A client that does not wait any more when messages come gives them back.
+The proxy filters the messages of a pop again, because the broker compares tags only by hash: a
+message that has only the same hash is acknowledged for the client. A message that was delivered the
+maximum number of times becomes a dead letter. If the client has ended its call when messages
+arrive, they are returned to the broker.
 """
 
 from collections import deque
@@ -14,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from sluicemq.client.core import conversations as conversations
+from sluicemq.client.core import conversations
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.requests import expect_success, header_fields, request_error
@@ -29,7 +31,7 @@ from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, master_addresses
 from sluicemq.proxy.clients import OK, Client, Clients
-from sluicemq.proxy.convert import to_message, to_ms, set_timestamp
+from sluicemq.proxy.convert import set_timestamp, to_message, to_ms
 from sluicemq.proxy.limits import Refusal, StatusError, checked_group, checked_topic
 from sluicemq.proxy.messages import Code, FilterType
 from sluicemq.proxy.renewal import InFlightMessage, ReceiptHandleRenewer
@@ -49,33 +51,44 @@ from sluicemq.wire.popping import (
 )
 
 BATCH_MAX: Final = 32
+"""The maximum number of messages of one receive or pull."""
 DEADLINE_MARGIN_MS: Final = 500
-"""So long before the client's deadline the broker is told to answer: it looks every 200 ms."""
+"""The time before the client's deadline at which the broker has to respond to a long poll, in ms.
+
+A broker checks its parked requests every 200 ms.
+"""
 BROKER_RESPONSE_S: Final = 3.0
-"""So long a broker may take for an answer besides its waiting."""
+"""The time in seconds that a broker may take to respond, in addition to a long poll."""
 INIT_FROM_END: Final = "1"
+"""The init mode of a pop by which a new group begins at the end of each queue."""
 HANDLE_LENGTH_MAX: Final = 512
+"""The maximum length of a receipt handle, in characters."""
 ENTRIES_MAX: Final = 1024
-"""Of one AckMessage: what one client may ask of a turn."""
+"""The maximum number of entries of one AckMessage, which limits the work of one call."""
 BATCH_SPAN_MAX: Final = 4096
-"""Messages so far from the first of their pop are acknowledged alone: of a batch's bits each offset
-between them takes one."""
+"""The distance from the first offset of a pop from which a message is acknowledged by itself.
+
+A batch acknowledgement has one bit for each offset in between.
+"""
 ANY_QUEUE: Final = "-1"
+"""The queue id of a pop that means all queues of the broker."""
 DEFAULT_ATTEMPTS_MAX: Final = GroupConfig("").retry_times_max + 1
+"""The maximum number of deliveries in a group that has no settings."""
 POLLING_TIME_SINCE: Final = "5.0.3"
-"""Clients before that do not know the code ILLEGAL_POLLING_TIME."""
+"""The first client version that knows the code ILLEGAL_POLLING_TIME."""
 _UNKNOWN_HANDLE: Final = (
     ResponseCode.NO_MESSAGE,
     ResponseCode.MESSAGE_ILLEGAL,
     ResponseCode.TOPIC_NOT_EXIST,
 )
-"""What brokers say of a handle that names nothing."""
+"""The response codes of brokers for a handle whose message does not exist."""
 _OK_RESPONSE: Final = m.ReceiveMessageResponse(status=OK)
 _FINAL_CODES: Final = (Code.OK, Code.INVALID_RECEIPT_HANDLE)
+"""The status codes of an acknowledgement after which the message is not renewed any longer."""
 
 
 class PoppedMessage(NamedTuple):
-    """A message as a pop gave it: `handle` names it, `times` says how often it was tried before."""
+    """A message of a pop with its receipt handle, and the number of its earlier deliveries."""
 
     stored: StoredMessage
     handle: Handle
@@ -83,7 +96,7 @@ class PoppedMessage(NamedTuple):
 
 
 class Receiving:
-    """The family of consumers that receive."""
+    """The service object of consumers that receive messages by pop."""
 
     def __init__(self, backend: Backend, clients: Clients, limits: ProxyLimits) -> None:
         self._backend = backend
@@ -94,15 +107,15 @@ class Receiving:
         self.renewal = ReceiptHandleRenewer(backend, clients, self._change_handle, limits)
 
     def run(self) -> None:
-        """What clients work on stays invisible."""
+        """Renew the messages that clients are processing."""
         self.renewal.run()
 
     def in_flight_count(self, client: Client) -> int:
-        """How many messages it works on that are renewed for it."""
+        """Return the number of messages of a client whose invisible duration the proxy renews."""
         return self.renewal.in_flight_count(client)
 
     def drain(self) -> None:
-        """Who waits is told that nothing came."""
+        """Respond to all parked receives that there is no new message."""
         for call in tuple(self._polling_calls):
             answers = self._empty_response("no new message: the proxy is about to end")
             call.reply_all([answer.SerializeToString() for answer in answers])
@@ -112,7 +125,12 @@ class Receiving:
     def receive(
         self, client: Client, request: m.ReceiveMessageRequest, call: Call
     ) -> Conversation[list[m.ReceiveMessageResponse]]:
-        """ReceiveMessage: status, messages, time. Raises StatusError. HOT."""
+        """Serve ReceiveMessage: return a status, the messages, and the delivery time. HOT.
+
+        Without messages, the responses are a status and the delivery time. If the client has ended
+        the call, the messages are returned to the broker and the result is empty. Raises
+        StatusError for an invalid request, and SluiceError if the broker fails.
+        """
         limits = self._limits
         poll_ms = poll_timeout_ms(client, request, call.remaining_s, limits)
         topic, group = checked_topic(request.message_queue.topic), checked_group(request.group)
@@ -124,8 +142,8 @@ class Receiving:
         elif not self.renewal.has_room(client):
             raise StatusError(
                 Refusal.MESSAGES_HELD_TOO_MANY,
-                f"there are {self.renewal.count} messages that clients of this proxy work on, too "
-                "many of them this one's: acknowledge some.",
+                f"there are {self.renewal.count} messages that clients of this proxy work on, and "
+                "this client has too many of them. Acknowledge some.",
             )
         wanted = to_subscription(topic, request.filter_expression)
         broker, address = yield from self._choose_broker(topic, request.message_queue.broker.name)
@@ -166,8 +184,11 @@ class Receiving:
         return answers
 
     def _choose_broker(self, topic: str, wanted: str) -> Conversation[tuple[str, str]]:
-        """Name and address of the broker to ask: the one that is wanted, or the next one in turn.
-        Raises StatusError, RouteNotFoundError."""
+        """Return the name and address of the broker to pop from.
+
+        This is the broker `wanted` if it has readable queues of the topic, or else the next one in
+        round robin. Raises StatusError if no broker has readable queues, and RouteNotFoundError.
+        """
         route = yield from self._backend.fetch_route(topic)
         masters = master_addresses(route)
         names = [it.broker for it in route.queues if it.perm & PERM_READ and it.broker in masters]
@@ -179,7 +200,10 @@ class Receiving:
         return wanted, masters[wanted]
 
     def _empty_response_for(self, answer: Command) -> list[m.ReceiveMessageResponse]:
-        """What a client is told of an answer without messages. Raises StatusError, RequestError."""
+        """Return the responses to a client for a broker's response without messages.
+
+        Raises StatusError for an invalid filter, and RequestError for any other unexpected code.
+        """
         if answer.code == ResponseCode.POLLING_FULL:
             return self._empty_response("polling full", Code.TOO_MANY_REQUESTS)
         if answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
@@ -191,10 +215,12 @@ class Receiving:
     def _empty_response(
         self, text: str, code: Code = Code.MESSAGE_NOT_FOUND
     ) -> list[m.ReceiveMessageResponse]:
+        """Return the responses to a receive without messages: a status and the delivery time."""
         status = m.Status(code=code, message=text)
         return [m.ReceiveMessageResponse(status=status), self._delivery_time()]
 
     def _delivery_time(self) -> m.ReceiveMessageResponse:
+        """Return a response with the current time as delivery time."""
         answer = m.ReceiveMessageResponse()
         set_timestamp(answer.delivery_timestamp, self._clock.now_ms())
         return answer
@@ -204,7 +230,7 @@ class Receiving:
     def _return_messages(
         self, group: str, topic: str, address: str, found: list[PoppedMessage]
     ) -> Conversation[None]:
-        """Nobody waits for them any more."""
+        """Make messages visible again soon, because the client has ended its call."""
         for one in found:
             command = change_invisible_request(group, topic, one.handle, self._limits.given_back_ms)
             yield conversations.Call(address, command)
@@ -217,8 +243,11 @@ class Receiving:
         address: str,
         found: list[PoppedMessage],
     ) -> Conversation[list[PoppedMessage]]:
-        """What the client gets of them. One that has the hash of a tag that is wanted, and not the
-        tag, is done; one that was tried too often is a dead letter. HOT."""
+        """Return the messages that the client is to get. HOT.
+
+        A message whose tag does not match, although its hash does, is acknowledged. A message that
+        was delivered `times_max` times is forwarded to the dead-letter topic.
+        """
         kept, topic = [], wanted.topic
         for one in found:
             if not tag_matches(wanted, one.stored.tag):
@@ -228,7 +257,7 @@ class Receiving:
             else:
                 bury = dead_letter_request(group, topic, one.handle, one.stored.message_id)
                 answer = yield conversations.Call(address, bury)
-                if answer.code == ResponseCode.SUCCESS:  # else it comes again
+                if answer.code == ResponseCode.SUCCESS:  # otherwise it is delivered again
                     yield conversations.Call(address, ack_request(group, topic, one.handle))
         return kept
 
@@ -237,12 +266,16 @@ class Receiving:
     def acknowledge(
         self, client: Client, request: m.AckMessageRequest, call: Call
     ) -> Conversation[m.AckMessageResponse]:
-        """AckMessage: a status for each entry, and one for all. Raises StatusError. HOT."""
+        """Serve AckMessage: return a status for each entry, and one for all. HOT.
+
+        Messages that are close together in one pop are acknowledged by one request to the broker.
+        Raises StatusError if the request is invalid; an invalid entry gets a status instead.
+        """
         topic, group = checked_topic(request.topic), checked_group(request.group)
         if len(request.entries) > ENTRIES_MAX:
             raise StatusError(
                 Refusal.ENTRIES_TOO_MANY,
-                f"{len(request.entries)} entries are more than {ENTRIES_MAX}: send some at a time.",
+                f"{len(request.entries)} entries are more than {ENTRIES_MAX}; send some at a time.",
             )
         masters = master_addresses((yield from self._backend.fetch_route(topic)))
         statuses: dict[int, m.Status] = {}
@@ -275,7 +308,7 @@ class Receiving:
         return to_ack_response(request, statuses)
 
     def _acknowledge_at_broker(self, address: str, command: Command) -> Conversation[m.Status]:
-        """How an acknowledgement went."""
+        """Send an acknowledgement to a broker, and return the resulting status."""
         try:
             answer = yield conversations.Call(address, command)
             if answer.code == ResponseCode.SUCCESS:
@@ -287,7 +320,11 @@ class Receiving:
     def change_invisible_duration(
         self, client: Client, request: m.ChangeInvisibleDurationRequest, call: Call
     ) -> Conversation[m.ChangeInvisibleDurationResponse]:
-        """ChangeInvisibleDuration: the message has another handle then. Raises StatusError."""
+        """Serve ChangeInvisibleDuration: return the new receipt handle of the message.
+
+        Raises StatusError if the request or the handle is invalid, and SluiceError if the broker
+        fails.
+        """
         topic, group = checked_topic(request.topic), checked_group(request.group)
         time_ms = checked_invisible_ms(
             request.invisible_duration, 0, self._limits.invisible_ms_longest
@@ -307,7 +344,11 @@ class Receiving:
     def _change_handle(
         self, group: str, topic: str, handle: Handle, time_ms: int, *, suspend: bool = False
     ) -> Conversation[Handle]:
-        """The handle that counts now. Raises StatusError, SluiceError."""
+        """Change the invisible duration of a message at its broker, and return its new handle.
+
+        `time_ms` begins now. `suspend` means that this is not a failed attempt. Raises StatusError
+        if the message does not exist any longer, and SluiceError if the broker fails.
+        """
         address = broker_address(
             master_addresses((yield from self._backend.fetch_route(topic))), handle
         )
@@ -316,7 +357,7 @@ class Receiving:
         if answer.code != ResponseCode.SUCCESS:
             raise to_handle_error(answer)
         header = decode_header(ChangeInvisibleTimeResponse, header_fields(answer))
-        if not header.pop_ms:  # its group is beyond it, in order: nothing has changed
+        if not header.pop_ms:  # an ordered group has passed the message: nothing changed
             return handle
         return handle._replace(
             start_offset=handle.offset,
@@ -328,16 +369,19 @@ class Receiving:
     def forward_to_dead_letter_queue(
         self, client: Client, request: m.ForwardMessageToDeadLetterQueueRequest, call: Call
     ) -> Conversation[m.ForwardMessageToDeadLetterQueueResponse]:
-        """ForwardMessageToDeadLetterQueue: stored there, then acknowledged. Also with a handle
-        whose time is over, as RocketMQ has it: the client would ask for ever. Raises
-        StatusError."""
+        """Serve ForwardMessageToDeadLetterQueue: store the message there, then acknowledge it.
+
+        An expired handle is accepted, as in RocketMQ; otherwise the client would retry forever.
+        Raises StatusError if the request or handle is invalid, and SluiceError if the broker fails.
+        """
         topic, group = checked_topic(request.topic), checked_group(request.group)
         in_flight = yield from self.renewal.take(client, group, request.receipt_handle)
         handle = parse_handle(request.receipt_handle) if in_flight is None else in_flight.handle
         if handle.physical_offset < 0:
             raise StatusError(
                 Refusal.HANDLE_WITHOUT_PLACE,
-                f"the handle {request.receipt_handle!r} does not say where the message lies.",
+                f"the handle {request.receipt_handle!r} does not contain the position of the "
+                "message.",
             )
         address = broker_address(
             master_addresses((yield from self._backend.fetch_route(topic))), handle
@@ -353,14 +397,18 @@ class Receiving:
         return m.ForwardMessageToDeadLetterQueueResponse(status=OK)
 
     def _valid_handle(self, text: str, in_flight: InFlightMessage | None) -> Handle:
-        """The handle that counts of the one that the client has. Raises StatusError, also when its
-        time is over."""
+        """Return the current handle of a message, for the handle `text` that the client has.
+
+        `in_flight` is the message if the proxy renews it. Raises StatusError if the handle is
+        malformed or expired.
+        """
         handle = parse_handle(text) if in_flight is None else in_flight.handle
         late_ms = self._clock.now_ms() - handle.deadline_ms
         if late_ms >= 0:
             raise StatusError(
                 Refusal.HANDLE_EXPIRED,
-                f"the handle {text!r} is expired since {late_ms} ms: the message comes again.",
+                f"the handle {text!r} expired {late_ms} ms ago. The message will be delivered "
+                "again.",
             )
         return handle
 
@@ -371,8 +419,12 @@ class Receiving:
 def poll_timeout_ms(
     client: Client, request: m.ReceiveMessageRequest, remaining_s: float | None, limits: ProxyLimits
 ) -> int:
-    """Return for how many ms a broker may wait for messages. Raises StatusError
-    (ILLEGAL_POLLING_TIME) if the client will not wait for as long as `limits` say at least."""
+    """Return for how many milliseconds a broker may wait for messages.
+
+    `remaining_s` is the time until the client's deadline; None means that the call has no deadline.
+    Raises StatusError (ILLEGAL_POLLING_TIME) if the client's deadline is earlier than the minimum
+    wait of `limits`.
+    """
     least_ms, longest_ms = limits.poll_ms_min, limits.poll_ms_longest
     left_ms = None if remaining_s is None else int(remaining_s * 1000)
     if request.HasField("long_polling_timeout"):
@@ -390,25 +442,28 @@ def poll_timeout_ms(
         is_known = client.version >= POLLING_TIME_SINCE
         raise StatusError(
             Refusal.POLLING_TIME if is_known else Refusal.POLLING_TIME_OLD_CLIENT,
-            f"the call ends in {left_ms} ms, and a receive waits for at least {least_ms} ms: "
-            "give it a later deadline.",
+            f"the call ends in {left_ms} ms, and a receive waits for at least {least_ms} ms. "
+            "Set a later deadline.",
         )
     return max(min(wait_ms, left_ms - DEADLINE_MARGIN_MS), 0)
 
 
 def to_subscription(topic: str, expression: m.FilterExpression) -> Subscription:
-    """The filter of a receive. Its SQL92 is left to the broker to compile. Raises StatusError
-    (ILLEGAL_FILTER_EXPRESSION)."""
+    """Return the filter of a receive as a subscription.
+
+    An SQL92 expression is not compiled here, but at the broker. Raises StatusError
+    (ILLEGAL_FILTER_EXPRESSION) for an empty SQL92 expression or invalid tags.
+    """
     text = expression.expression
     if expression.type != FilterType.SQL:
         return _tag_subscription(topic, text)
     if not text:
-        raise StatusError(Refusal.FILTER_EMPTY, "write one, or filter by tags.")
+        raise StatusError(Refusal.FILTER_EMPTY, "Set an expression, or filter by tags.")
     return Subscription(topic, text, SQL92)
 
 
 def _tag_subscription(topic: str, text: str) -> Subscription:
-    """Return a subscription to tags; those of usual lengths are kept."""
+    """Return a subscription to tags. Those of usual lengths are cached."""
     made = (
         _cached_tag_subscription
         if len(topic) + len(text) <= CACHED_LENGTH_MAX
@@ -419,6 +474,7 @@ def _tag_subscription(topic: str, text: str) -> Subscription:
 
 @lru_cache(maxsize=1024)
 def _cached_tag_subscription(topic: str, text: str) -> Subscription:
+    """Return a subscription to tags from the cache, or create it. Raises StatusError."""
     try:
         return subscribe(topic, text, TAG)
     except FilterSyntaxError as error:
@@ -426,8 +482,10 @@ def _cached_tag_subscription(topic: str, text: str) -> Subscription:
 
 
 def checked_invisible_ms(duration: m.Duration, least_ms: int, longest_ms: int) -> int:
-    """Return an invisible time in ms. Raises StatusError (ILLEGAL_INVISIBLE_TIME) if it is not from
-    `least_ms` to `longest_ms`."""
+    """Return an invisible duration in ms.
+
+    Raises StatusError (ILLEGAL_INVISIBLE_TIME) unless it is from `least_ms` to `longest_ms`.
+    """
     time_ms = to_ms(duration)
     text = f"the call asks for {time_ms} ms"
     if time_ms < least_ms:
@@ -438,7 +496,7 @@ def checked_invisible_ms(duration: m.Duration, least_ms: int, longest_ms: int) -
 
 
 def parse_handle(text: str) -> Handle:
-    """Of one message. Raises StatusError (INVALID_RECEIPT_HANDLE)."""
+    """Return the receipt handle of one message. Raises StatusError (INVALID_RECEIPT_HANDLE)."""
     try:
         handle = Handle.parse(text[: HANDLE_LENGTH_MAX + 1])
     except ProtocolError as error:
@@ -452,13 +510,16 @@ def parse_handle(text: str) -> Handle:
     ):
         raise StatusError(
             Refusal.HANDLE_MALFORMED,
-            f"the handle {text[:HANDLE_LENGTH_MAX]!r} names no message.",
+            f"the handle {text[:HANDLE_LENGTH_MAX]!r} does not identify a message.",
         )
     return handle
 
 
 def broker_address(masters: dict[str, str], handle: Handle) -> str:
-    """Of the broker that has given it. Raises StatusError (INVALID_RECEIPT_HANDLE)."""
+    """Return the address of the broker that issued a handle.
+
+    Raises StatusError (INVALID_RECEIPT_HANDLE) if that broker does not serve the topic.
+    """
     address = masters.get(handle.broker)
     if address is None:
         raise StatusError(
@@ -483,8 +544,10 @@ def pop_request(
     *,
     is_order: bool,
 ) -> Command:
-    """Messages of any queue of the broker; a group that begins has those that come from now on.
-    HOT: a literal of a PopMessageRequest."""
+    """Return a pop from all queues of a broker.
+
+    A new group begins at the end of each queue. HOT: this is a PopMessageRequest as a literal.
+    """
     fields = {
         "consumerGroup": group,
         "topic": wanted.topic,
@@ -505,11 +568,12 @@ def pop_request(
 
 
 def ack_request(group: str, topic: str, handle: Handle) -> Command:
-    """The message is done. HOT: a literal of an AckMessageRequest."""
+    """Return the acknowledgement of one message. HOT: this is an AckMessageRequest as a literal."""
     return Command(RequestCode.ACK_MESSAGE, _handle_fields(group, topic, handle))
 
 
 def _handle_fields(group: str, topic: str, handle: Handle) -> dict[str, str]:
+    """Return the header fields that identify a popped message."""
     return {
         "consumerGroup": group,
         "topic": pop_topic(topic, group, handle.kind),
@@ -521,7 +585,7 @@ def _handle_fields(group: str, topic: str, handle: Handle) -> dict[str, str]:
 
 
 def batch_ack_request(group: str, topic: str, broker: str, handles: list[Handle]) -> Command:
-    """Several messages of one broker are done."""
+    """Return one acknowledgement of several messages of a broker."""
     pops: dict[Handle, list[int]] = {}
     for handle in handles:
         pops.setdefault(handle._replace(offset=NONE, physical_offset=NONE), []).append(
@@ -535,15 +599,17 @@ def batch_ack_request(group: str, topic: str, broker: str, handles: list[Handle]
 def change_invisible_request(
     group: str, topic: str, handle: Handle, invisible_ms: int, *, suspend: bool = False
 ) -> Command:
-    """The message is invisible for another time, from now on. `suspend`: this is no failed attempt;
-    for brokers that know it."""
+    """Return a request that makes a message invisible for `invisible_ms` from now on.
+
+    `suspend` means that this is not a failed attempt; only newer brokers know it.
+    """
     fields = _handle_fields(group, topic, handle)
     fields |= {"invisibleTime": str(invisible_ms), "suspend": "true" if suspend else "false"}
     return Command(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields)
 
 
 def dead_letter_request(group: str, topic: str, handle: Handle, message_id: str) -> Command:
-    """The message becomes a dead letter, whatever its group allows."""
+    """Return a request that makes a message a dead letter, however often it was delivered."""
     header = SendBackRequest(
         physical_offset=handle.physical_offset,
         group=group,
@@ -559,8 +625,10 @@ def dead_letter_request(group: str, topic: str, handle: Handle, message_id: str)
 def split_acks(
     items: list[tuple[int, str, Handle]],
 ) -> tuple[list[tuple[int, str, Handle]], dict[tuple[str, str], list[tuple[int, Handle]]]]:
-    """Acknowledgements (a number, an address, a handle): those to be sent alone, and those that go
-    together, by address and broker."""
+    """Split acknowledgements into single ones, and batches by address and broker name.
+
+    An item is an index, an address and a handle. In a batch, the address is left out.
+    """
     single, batches = [], dict[tuple[str, str], list[tuple[int, Handle]]]()
     for item in items:
         number, address, handle = item
@@ -581,8 +649,8 @@ def split_acks(
 def decode_popped(answer: Command, broker: str) -> Iterator[PoppedMessage]:
     """Yield the messages of a pop, each with its handle. Raises ProtocolError. HOT.
 
-    The handle is made of what the answer's header says. The property POP_CK is never one: in a
-    stored message anybody may have written it.
+    A handle is built from the header of the response. The property POP_CK is never used as a
+    handle, because the producer of a stored message may have written it.
     """
     header = decode_header(PopMessageResponse, answer.fields)
     kinds = _TopicKinds(header.message_offset_info)
@@ -603,12 +671,17 @@ def decode_popped(answer: Command, broker: str) -> Iterator[PoppedMessage]:
 
 
 class _TopicKinds:
-    """From which kind of topic each message of a pop was taken: the subscribed one, or that of
-    retries, whose messages come under the name of the subscribed one."""
+    """The kinds of topic (subscribed topic or retry topic) from which a pop took its messages.
+
+    The messages of a retry topic have the name of the subscribed topic.
+    """
 
     def __init__(self, info: str | None) -> None:
-        """`info` lists `kind queue offset,…` in the order of the messages, joined by `;`. Raises
-        ProtocolError."""
+        """Parse the kinds from a header field; None and "" mean no entries.
+
+        `info` lists `kind queue offset,…` in the order of the messages, joined by `;`. Raises
+        ProtocolError if it is malformed.
+        """
         self._left: dict[tuple[int, int], deque[int]] = {}
         try:
             for part in (info or "").split(";") if info else ():
@@ -616,29 +689,31 @@ class _TopicKinds:
                 for offset in offsets.split(","):
                     self._left.setdefault((int(queue_id), int(offset)), deque()).append(int(kind))
         except ValueError:
-            raise ProtocolError(f"{info!r} does not say what a pop has found.") from None
+            raise ProtocolError(f"Malformed header field of a pop response: {info!r}.") from None
 
     def take(self, stored: StoredMessage) -> int:
-        """Return the kind of the next message of an answer. HOT."""
+        """Return the kind of the next message of a response. HOT."""
         kinds = self._left.get((stored.queue_id, stored.queue_offset))
         listed = kinds.popleft() if kinds else POP_NORMAL
         return pop_kind(stored.topic) or listed
 
 
 def _parse_numbers_by_queue(info: str | None) -> dict[str, int]:
-    """`kind queue number;…` as kind and queue -> number."""
+    """Parse `kind queue number;…` into numbers by "kind queue". Raises ProtocolError."""
     if not info:
         return {}
     try:
         pairs = [part.rpartition(" ") for part in info.split(";")]
         return {place: int(number) for place, _, number in pairs}
     except ValueError:
-        raise ProtocolError(f"{info!r} does not say what a pop has found.") from None
+        raise ProtocolError(f"Malformed header field of a pop response: {info!r}.") from None
 
 
 def to_handle_error(answer: Command) -> StatusError | RequestError:
-    """What a broker says against a handle. Clients ask again for ever, unless the handle is what is
-    wrong (spec/grpc.md §7)."""
+    """Return the error for a broker's response that refuses a handle.
+
+    A client retries forever unless the status says that the handle is wrong (spec/grpc.md §7).
+    """
     if answer.code in _UNKNOWN_HANDLE:
         return StatusError(Refusal.HANDLE_UNKNOWN, answer.remark or "no such message")
     return request_error(answer)
@@ -647,9 +722,13 @@ def to_handle_error(answer: Command) -> StatusError | RequestError:
 def to_ack_response(
     request: m.AckMessageRequest, statuses: Mapping[int, m.Status]
 ) -> m.AckMessageResponse:
-    """The answer: of each entry its status, by number. Raises StatusError when there are none."""
+    """Return the response with the status of each entry, by the entry's index.
+
+    The status of the response is that of all entries if they agree, or else MULTIPLE_RESULTS.
+    Raises StatusError if there are no entries.
+    """
     if not statuses:
-        raise StatusError(Refusal.ENTRIES_NONE, "name the messages to acknowledge.")
+        raise StatusError(Refusal.ENTRIES_NONE, "Name the messages to acknowledge.")
     answer = m.AckMessageResponse()
     for number, entry in enumerate(request.entries):
         status = statuses[number]

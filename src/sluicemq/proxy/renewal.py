@@ -1,14 +1,18 @@
-"""Messages that stay invisible while their clients work on them (spec/grpc.md §5).
+"""Renewal of the invisible duration of messages that clients are processing (spec/grpc.md §5).
 
-A push consumer leaves it to the proxy how long its messages are invisible: a minute, and before
-that is over longer and longer, until it is done with them, or for three hours. Each time a message
-gets another handle, but its client goes on with the one that it knows: here stands which one
-counts. That is in memory; another proxy takes the client's handle as long as it has not been
-renewed. What comes after a client that is gone gets its messages a second later.
+A push consumer leaves the invisible duration to the proxy (`auto_renew`). The proxy hides a message
+for a minute and renews it before that time ends, each time for longer, until the client has
+acknowledged it or until three hours have passed. Each renewal creates another receipt handle, but
+the client continues to use the first one. The proxy maps it to the current handle.
 
-    kept -> due 10 s before its time -> renewed, and due again -> taken by what the client does
+This mapping is in memory only. Another proxy accepts the client's handle until its first renewal.
+When a client disconnects, its messages are returned to the broker, for delivery to other clients
+after about a second.
 
-Requests go over a link of the proxy's own, some at a time.
+    tracked -> due 10 s before its invisible time ends -> renewed and due again
+            -> taken when the client acknowledges or changes it
+
+Requests are sent over one session of the proxy itself, at most `REQUESTS_MAX` at a time.
 """
 
 import asyncio
@@ -23,7 +27,7 @@ from sluicemq.client.core.conversations import Await, Conversation
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import SluiceError
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import PROXY_HOST, Backend, ConversationRunner, ClientSession
+from sluicemq.proxy.backend import PROXY_HOST, Backend, ClientSession, ConversationRunner
 from sluicemq.proxy.clients import Client, Clients
 from sluicemq.proxy.convert import to_ms
 from sluicemq.proxy.limits import StatusError
@@ -33,26 +37,41 @@ log = logging.getLogger(__name__)
 
 MINUTE_MS: Final = 60_000
 INVISIBLE_STEPS_MS: Final = tuple(minutes * MINUTE_MS for minutes in (1, 3, 5, 10, 30, 60))
-"""The invisible time from each renewal on; before the first it is `ProxyLimits.invisible_ms`."""
+"""The invisible duration from each renewal on, in ms. Before the first, it is set by `ProxyLimits`.
+"""
 PERIOD_MS: Final = 1_000
+"""The interval of `ReceiptHandleRenewer.run`, and the granularity of due times, in ms."""
 RETRY_PERIODS: Final = 3
-"""Periods until what has failed is tried again: three reconsume_times before its time is over."""
+"""The number of periods after which a failed renewal is retried.
+
+This allows three attempts before the invisible time ends.
+"""
 IN_FLIGHT_MAX: Final = 100_000
+"""The maximum number of tracked messages of all clients."""
 CLIENT_IN_FLIGHT_MAX: Final = 25_000
+"""The maximum number of tracked messages of one client."""
 REQUESTS_MAX: Final = 64
+"""The maximum number of concurrent requests to brokers."""
 DEFAULT_BACKOFF_MS: Final = 10_000
+"""The time until redelivery of a message for a client without a retry policy, in ms."""
 BACKOFF_EXPONENT_MAX: Final = 32
+"""The maximum exponent of an exponential backoff."""
 
 ChangeHandle = Callable[[str, str, Handle, int], Conversation[Handle]]
-"""Group, topic, handle, invisible time -> the handle that counts then. Raises StatusError where
-there is no such message any more, SluiceError."""
+"""A function `(group, topic, handle, invisible_ms) -> new handle`, as a conversation.
+
+It raises StatusError if the message does not exist any longer, and SluiceError if the broker fails.
+"""
 _NO_MESSAGES: Final[Mapping[tuple[str, str], "InFlightMessage"]] = {}
 
 
 @dataclass(slots=True, eq=False)
 class InFlightMessage:
-    """A message that a client works on. It knows the handle as `client_handle`; `handle` is what counts.
-    `reconsume_times`: it was tried so often before."""
+    """A message that a client is processing.
+
+    The client knows it by `client_handle`; `handle` is the current handle. `reconsume_times` is the
+    number of earlier deliveries. Times are in ms of the monotonic clock.
+    """
 
     client: Client
     group: str
@@ -62,16 +81,19 @@ class InFlightMessage:
     reconsume_times: int
     received_ms: int
     handle_received_ms: int
-    """When `handle` was given, like `received_ms` on the monotonic clock."""
+    """The time at which `handle` was received."""
     due_period: int = 0
+    """The period, as a number of `PERIOD_MS`, in which the message is to be renewed."""
     renewals: int = 0
     failures: int = 0
     is_tracked: bool = False
+    """Whether the message will be renewed."""
     renewing: asyncio.Future[None] | None = None
+    """The end of the renewal that is running or queued; None if there is none."""
 
 
 class ReceiptHandleRenewer:
-    """What all clients of this proxy hold."""
+    """The messages that all clients of this proxy are processing, and their renewal."""
 
     def __init__(
         self, backend: Backend, clients: Clients, change: ChangeHandle, limits: ProxyLimits
@@ -90,14 +112,14 @@ class ReceiptHandleRenewer:
         self.count = 0
 
     def has_room(self, client: Client) -> bool:
-        """May the client have more? HOT."""
+        """Return whether another message of the client may be tracked. HOT."""
         return (
             self.count < IN_FLIGHT_MAX
             and len(self._in_flight.get(client, ())) < CLIENT_IN_FLIGHT_MAX
         )
 
     def in_flight_count(self, client: Client) -> int:
-        """How many messages it works on."""
+        """Return the number of tracked messages of a client."""
         return len(self._in_flight.get(client, _NO_MESSAGES))
 
     def track(
@@ -109,7 +131,7 @@ class ReceiptHandleRenewer:
         handle: Handle,
         reconsume_times: int,
     ) -> None:
-        """The client gets it now. HOT."""
+        """Start to renew a message that the client gets now. HOT."""
         now_ms = self._now_ms()
         self.add(
             InFlightMessage(
@@ -118,8 +140,11 @@ class ReceiptHandleRenewer:
         )
 
     def add(self, message: InFlightMessage) -> None:
-        """Also one that was taken, when what the client wanted of it has failed. HOT."""
-        if self._clients.get(message.client.id) is not message.client:  # it has gone meanwhile
+        """Track a message, also again after `take` if the client's request has failed. HOT.
+
+        If the client has disconnected in the meantime, the message is returned to the broker.
+        """
+        if self._clients.get(message.client.id) is not message.client:  # it has disconnected
             self._pending.append(self._return_message(message))
             self._start_requests()
             return
@@ -131,11 +156,14 @@ class ReceiptHandleRenewer:
         self._schedule(message)
 
     def _now_ms(self) -> int:
-        """The monotonic clock's time: neither a wall clock that is set back nor one that differs
-        from the broker's may delay a renewal."""
+        """Return the time of the monotonic clock in ms.
+
+        A wall clock may be set back or differ from the broker's, which would delay renewals.
+        """
         return int(self._backend.clock.monotonic_s() * 1000)
 
     def _schedule(self, message: InFlightMessage, earliest: int = 0) -> None:
+        """Schedule the next renewal of a message, not before the period `earliest`."""
         due_ms = (
             message.handle_received_ms + message.handle.invisible_ms - self._limits.renew_ahead_ms
         )
@@ -145,8 +173,13 @@ class ReceiptHandleRenewer:
     def take(
         self, client: Client, group: str, client_handle: str
     ) -> Conversation[InFlightMessage | None]:
-        """The client does something with a message: it is renewed no more. None: it is not held
-        here. HOT."""
+        """Stop the renewal of a message, because the client handles it now, and return the message.
+
+        HOT.
+
+        Waits for a running renewal. Returns None if this proxy does not track the message; if a
+        renewal has just ended its tracking, the message is returned all the same.
+        """
         message = self._in_flight.get(client, _NO_MESSAGES).get((group, client_handle))
         if message is not None and message.renewing is not None:
             yield Await(message.renewing)
@@ -155,6 +188,7 @@ class ReceiptHandleRenewer:
         return message
 
     def _remove(self, message: InFlightMessage) -> None:
+        """Stop tracking a message."""
         message.is_tracked = False
         self.count -= 1
         client_messages = self._in_flight[message.client]
@@ -164,7 +198,7 @@ class ReceiptHandleRenewer:
         self._due.get(message.due_period, {}).pop(message, None)
 
     def release_client(self, client: Client) -> None:
-        """What it held, others get."""
+        """Return all messages of a disconnected client to their brokers."""
         for message in [*self._in_flight.get(client, _NO_MESSAGES).values()]:
             self._remove(message)
             if message.renewing is None:
@@ -172,7 +206,7 @@ class ReceiptHandleRenewer:
         self._start_requests()
 
     def run(self) -> None:
-        """Renews what is due."""
+        """Renew the messages that are due."""
         now = self._now_ms() // PERIOD_MS
         for period in [it for it in self._due if it <= now]:
             for message in self._due.pop(period):
@@ -181,7 +215,7 @@ class ReceiptHandleRenewer:
         self._start_requests()
 
     def _start_requests(self) -> None:
-        """As much as may be under way."""
+        """Start queued requests, up to `REQUESTS_MAX` at a time."""
         if self._is_starting:
             return
         self._is_starting = True
@@ -195,13 +229,19 @@ class ReceiptHandleRenewer:
         self._is_starting = False
 
     def _finish_request(self, result: object) -> None:
+        """Count a request as ended, and start the next ones."""
         self._running_count -= 1
         if isinstance(result, Exception):
-            log.error("a message was not renewed", exc_info=result)
+            log.error("The renewal of a message failed because of a bug.", exc_info=result)
         self._start_requests()
 
     def _renew(self, message: InFlightMessage) -> Conversation[None]:
-        """Then it is due later, or nobody keeps it any more."""
+        """Renew a message and schedule its next renewal, or stop tracking it.
+
+        After `ProxyLimits.renew_ms_max`, the message is renewed for the last time, until its
+        redelivery. A message is not tracked any longer when it does not exist or after too many
+        failures. If its client has disconnected during the renewal, it is returned to the broker.
+        """
         now_ms = self._now_ms()
         is_last = now_ms - message.received_ms >= self._limits.renew_ms_max
         time_ms = (
@@ -220,7 +260,7 @@ class ReceiptHandleRenewer:
                 or message.failures >= self._limits.renew_attempts_max
             )
             log.warning(
-                "message %s of group %s is not renewed: %s",
+                "Cannot renew message %s of group %s: %s",
                 message.client_handle,
                 message.group,
                 error,
@@ -231,7 +271,7 @@ class ReceiptHandleRenewer:
             message.failures = 0
         renewing, message.renewing = message.renewing, None
         if not message.is_tracked:
-            yield from self._return_message(message)  # its client has gone meanwhile
+            yield from self._return_message(message)  # its client has disconnected
         elif is_last:
             self._remove(message)
         else:
@@ -240,14 +280,21 @@ class ReceiptHandleRenewer:
             renewing.set_result(None)
 
     def _return_message(self, message: InFlightMessage) -> Conversation[None]:
-        with suppress(SluiceError):  # then its own time brings it back
+        """Make a message visible to other clients soon.
+
+        If that fails, its invisible time ends by itself.
+        """
+        with suppress(SluiceError):  # then its invisible time ends by itself
             yield from self._change(
                 message.group, message.topic, message.handle, self._limits.given_back_ms
             )
 
 
 def backoff_ms(message: InFlightMessage) -> int:
-    """Before a message comes again that its client has had for too long, as its group wants it."""
+    """Return the time until redelivery of a message that its client has held for too long, in ms.
+
+    It follows the retry policy of the client's group.
+    """
     settings = message.client.settings
     policy = m.RetryPolicy() if settings is None else settings.backoff_policy
     if policy.WhichOneof("strategy") == "exponential_backoff":

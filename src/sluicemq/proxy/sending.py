@@ -1,19 +1,20 @@
-"""SendMessage, EndTransaction and RecallMessage: what producers ask (spec/grpc.md §4).
+"""SendMessage, EndTransaction and RecallMessage: the calls of producers (spec/grpc.md §4).
 
-    one message      310 by letters: with a broker in this process, its quick way
-    several          one remoting batch (320), stored all or nothing
-    end, recall      37, 370: to the broker that the client's text names
+    one message            SEND_MESSAGE_V2 (310); with a broker in this process, on its fast path
+    several messages       SEND_BATCH_MESSAGE (320), stored all or nothing
+    end of a transaction   END_TRANSACTION (37), to the broker that the transaction id names
+    recall                 RECALL_MESSAGE (370), to the broker that the recall handle names
 
-A message with a group goes to the queue that RocketMQ's proxy chooses, so that producers behind
-both keep one order; any other goes round robin, past brokers that were slow or away. The proxy does
-not try again: clients do.
+A message with a message group goes to the queue that RocketMQ's proxy selects too, so that
+producers at both proxies keep one order. Any other message goes round robin, avoiding brokers that
+were slow or unreachable. The proxy does not retry; clients do.
 
-A transaction is known by a text that says where its prepared message lies:
+A transaction id contains the location of the prepared message:
 
-    message id, broker, offset in the queue of prepared messages, offset in the log
+    message id, broker, offset in the queue of prepared messages, position in the commit log
 
-The client gives it back, to this proxy or to another one, before or after a restart: nobody has to
-remember it. RocketMQ's proxy gives the bare message id and keeps the rest for 30 s.
+The client sends it back, to this proxy or to another one, before or after a restart, so no proxy
+stores transactions. RocketMQ's proxy uses the message id alone and keeps the rest for 30 s.
 """
 
 import re
@@ -64,17 +65,17 @@ from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, master_addresses
 from sluicemq.proxy.clients import OK, Client
-from sluicemq.proxy.convert import to_ms, message_type_of
+from sluicemq.proxy.convert import message_type_of, to_ms
 from sluicemq.proxy.limits import (
     Refusal,
     StatusError,
-    to_stored_body,
     check_delivery_time,
     check_lite_topic,
-    check_recovery_time,
     check_message_texts,
+    check_recovery_time,
     check_type,
     checked_topic,
+    to_stored_body,
 )
 from sluicemq.proxy.messages import Code, MessageType
 from sluicemq.proxy.routes import topic_type
@@ -84,14 +85,16 @@ from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 
 DELIVERY_TIME_PROPERTY: Final = TIMER_PROPERTIES[-1]
+"""The property with the delivery time of a message, in ms since 1970."""
 CACHED_TOPICS_MAX: Final = 10_000
+"""The number of cached topics at which the cache is cleared."""
 _TRANSACTION: Final = int(MessageType.TRANSACTION)
 _CODE_BY_UNSAFE_STATUS: Final[Mapping[int, Code]] = {
     SendStatus.FLUSH_DISK_TIMEOUT.value: Code.MASTER_PERSISTENCE_TIMEOUT,
     SendStatus.FLUSH_SLAVE_TIMEOUT.value: Code.SLAVE_PERSISTENCE_TIMEOUT,
     SendStatus.SLAVE_NOT_AVAILABLE.value: Code.HA_NOT_AVAILABLE,
 }
-"""Stored, and it may get lost."""
+"""The codes for messages that are stored, but may be lost after a crash."""
 _STATE_BY_RESOLUTION: Final[Mapping[int, TransactionState]] = {
     m.TransactionResolution.COMMIT: TransactionState.COMMIT,
     m.TransactionResolution.ROLLBACK: TransactionState.ROLLBACK,
@@ -99,7 +102,11 @@ _STATE_BY_RESOLUTION: Final[Mapping[int, TransactionState]] = {
 
 
 class TopicQueues(NamedTuple):
-    """A topic as senders need it; `route` and `config` are what it was made of."""
+    """What a send needs to know about a topic: its message type, writable queues and masters.
+
+    It is derived from `route` and `config`, and valid while these are current. `masters` has the
+    address of each broker's master.
+    """
 
     route: TopicRoute
     config: TopicConfig | None
@@ -109,7 +116,7 @@ class TopicQueues(NamedTuple):
 
 
 class Sending:
-    """SendMessage, EndTransaction, RecallMessage."""
+    """The service object of SendMessage, EndTransaction and RecallMessage."""
 
     def __init__(self, backend: Backend, limits: ProxyLimits) -> None:
         self._backend = backend
@@ -123,9 +130,10 @@ class Sending:
     def send_message(
         self, client: Client, request: m.SendMessageRequest, call: Call
     ) -> Conversation[m.SendMessageResponse]:
-        """An entry for each message. HOT.
+        """Serve SendMessage: send one message or a batch, and return an entry for each. HOT.
 
-        Raises StatusError (MESSAGE_CORRUPTED, FORBIDDEN "no writable queue", the limits).
+        Raises StatusError if there is no message, no writable queue, or a message breaks a limit.
+        Also raises RouteNotFoundError, and SluiceError if the broker fails.
         """
         messages = request.messages
         if not messages:
@@ -158,7 +166,10 @@ class Sending:
         return to_send_response(answer, [it.message_id for it in parts], transaction_id, address)
 
     def _find_topic(self, resource: m.Resource) -> Conversation[TopicQueues]:
-        """Raises StatusError (ILLEGAL_TOPIC), RouteNotFoundError. HOT."""
+        """Return the queues of a topic for sending. HOT.
+
+        Raises StatusError (ILLEGAL_TOPIC) for an invalid name, and RouteNotFoundError.
+        """
         name = resource.name
         found = self._topics.get(name)
         if found is None:
@@ -177,7 +188,10 @@ class Sending:
     def _choose_queue(
         self, topic_queues: TopicQueues, group: str | None, now_s: float
     ) -> MessageQueue:
-        """Where messages of a group go, or the next one. Raises StatusError (FORBIDDEN)."""
+        """Return the queue of a message group, or the next queue in round robin.
+
+        Raises StatusError (FORBIDDEN) if the topic has no writable queue.
+        """
         queues = topic_queues.queues
         if not queues:
             raise StatusError(Refusal.NO_WRITABLE_QUEUE)
@@ -190,8 +204,12 @@ class Sending:
     def end_transaction(
         self, client: Client, request: m.EndTransactionRequest, call: Call
     ) -> Conversation[m.EndTransactionResponse]:
-        """Commits or rolls back. What the broker refuses is said; the answer to its own question,
-        and what is undecided, it does not answer."""
+        """Serve EndTransaction: commit or roll back a transaction.
+
+        Raises RequestError if the broker refuses, and StatusError for an invalid transaction id.
+        The answer to a transaction check, or an unknown state, is sent one-way: the broker does not
+        respond to it.
+        """
         location = parse_transaction_id(request.transaction_id, checked_topic(request.topic))
         route = yield from self._backend.fetch_route(location.queue.topic)
         address = _master_address(
@@ -208,7 +226,11 @@ class Sending:
     def recall_message(
         self, client: Client, request: m.RecallMessageRequest, call: Call
     ) -> Conversation[m.RecallMessageResponse]:
-        """Takes a delayed message back."""
+        """Serve RecallMessage: cancel a delayed message, and return its message id.
+
+        Raises StatusError if the handle is invalid or its broker does not serve the topic, and
+        SluiceError if the broker refuses or fails.
+        """
         topic_queues = yield from self._find_topic(request.topic)
         if self._limits.checks_type:
             check_type(topic_queues.message_type, "DELAY")
@@ -228,7 +250,10 @@ class Sending:
 
 
 def _master_address(masters: dict[str, str], broker: str, refusal: Refusal) -> str:
-    """Return the address of the broker that a client's text names. Raises StatusError."""
+    """Return the address of the broker that an id or handle names.
+
+    Raises StatusError with `refusal` if that broker does not serve the topic.
+    """
     if broker not in masters:
         raise StatusError(refusal, f"no broker {broker!r} serves this topic", broker=broker)
     return masters[broker]
@@ -240,8 +265,12 @@ def _master_address(masters: dict[str, str], broker: str, refusal: Refusal) -> s
 def to_outgoing_message(
     message: m.Message, expected: str, peer: Host, now_ms: int, limits: ProxyLimits
 ) -> OutgoingMessage:
-    """Return a message for a topic of the expected type as it is stored. Raises StatusError if it
-    breaks a limit. HOT."""
+    """Return a gRPC message as the client library sends it. HOT.
+
+    `expected` is the message type of the topic. `peer` is the client's address, and `now_ms` the
+    current time for a message without a creation time. Raises StatusError if the message breaks a
+    limit or has another type.
+    """
     system, topic = message.system_properties, message.topic.name
     properties = dict(message.user_properties)
     check_message_texts(properties, system, limits)
@@ -250,7 +279,7 @@ def to_outgoing_message(
         properties[TAGS] = system.tag
     if keys := " ".join(system.keys):
         properties[KEYS] = keys
-    properties[PRODUCER_GROUP] = topic  # the checks of transactions find their producers by it
+    properties[PRODUCER_GROUP] = topic  # transaction checks find their producers by it
     properties[RECONSUME_TIME] = str(system.delivery_attempt)
     properties[BORN_HOST] = system.born_host.strip() or str(peer)
     properties[BORN_TIMESTAMP] = str(to_ms(system.born_timestamp) or now_ms)
@@ -289,12 +318,15 @@ def to_outgoing_message(
 def _set_transaction_properties(
     properties: dict[str, str], system: m.SystemProperties, limits: ProxyLimits
 ) -> None:
-    """Add the properties of a message that a transaction prepares. Raises StatusError if it is
-    delayed, or asked about too late."""
+    """Add the properties of a prepared message.
+
+    Raises StatusError if the message is delayed, or if its time until a transaction check is too
+    long.
+    """
     if system.HasField("delivery_timestamp"):
         raise StatusError(
             Refusal.TRANSACTION_DELAYED,
-            "a message of a transaction cannot be delayed: leave out the delivery timestamp, or "
+            "a message of a transaction cannot be delayed. Remove the delivery timestamp, or "
             "send it without a transaction.",
         )
     properties[TRAN_MSG] = "true"
@@ -307,11 +339,11 @@ def _set_transaction_properties(
 def to_batch(messages: Sequence[m.Message], parts: Sequence[OutgoingMessage]) -> OutgoingMessage:
     """Join messages into one batch, which goes to the queue of their message group.
 
-    Messages without a group go along with those of a group. A batch has one flag of compression:
-    where only some of its bodies are GZIP that could not be decompressed, these are stored without
-    it, and their consumers get the bytes as they were sent. Raises StatusError if the messages have
-    different topics or different message groups: a batch is stored in one queue, so a second group
-    would leave its own. Also raises it for a message that is delayed or of a transaction.
+    Messages without a group may be in the same batch as those of one group. A batch has a single
+    compression flag. If only some of its bodies are GZIP that could not be decompressed, the batch
+    has no flag, and consumers get these bodies as they were sent. Raises StatusError if the
+    messages have different topics or different message groups (a batch is stored in one queue), or
+    if one of several messages is delayed or belongs to a transaction.
     """
     for message, part in zip(messages, parts, strict=True):
         if message.topic != messages[0].topic:
@@ -320,14 +352,15 @@ def to_batch(messages: Sequence[m.Message], parts: Sequence[OutgoingMessage]) ->
         if is_delayed or part.sys_flag & PREPARED:
             raise StatusError(
                 Refusal.BATCH_OF_SPECIAL,
-                "a message that is delayed or of a transaction cannot be in a batch: send it alone",
+                "a message that is delayed or of a transaction cannot be in a batch. Send it by "
+                "itself.",
             )
     groups = list(dict.fromkeys(part.sharding_key for part in parts if part.sharding_key))
     if len(groups) > 1:
         raise StatusError(
             Refusal.BATCH_OF_GROUPS,
-            f"the batch has messages of the groups {groups[0]!r} and {groups[1]!r}, and is stored "
-            "in one queue: send each message group by itself.",
+            f"the batch has messages of the groups {groups[0]!r} and {groups[1]!r}, but is stored "
+            "in one queue. Send each message group in a batch of its own.",
         )
     joined = join_batch(parts, parts[0].message_id)
     is_compressed = all(part.sys_flag & COMPRESSED for part in parts)
@@ -342,15 +375,17 @@ def to_batch(messages: Sequence[m.Message], parts: Sequence[OutgoingMessage]) ->
 
 
 def _status(code: Code, text: str = "") -> m.Status:
+    """Return a status with a text, or with the name of the code as text."""
     return m.Status(code=code, message=text or code.name)
 
 
 def to_send_response(
     answer: Command, message_ids: Sequence[str], transaction_id: str, address: str
 ) -> m.SendMessageResponse:
-    """An entry a message; all of one request are stored alike, so there is one status. HOT.
+    """Return the response to a send, with an entry for each message. HOT.
 
-    Raises RequestError when they are not stored.
+    All messages of one request are stored together, so they have one status. Raises RequestError if
+    they are not stored.
     """
     if answer.code == SUCCESS:
         offset = requests.int_field(answer, "queueOffset")
@@ -381,8 +416,11 @@ _MASK: Final = (1 << 64) - 1
 
 
 def consistent_hash(key: int, buckets: int) -> int:
-    """Jump consistent hash of Lamping and Veach, as Guava's Hashing.consistentHash of a Java int
-    computes it: a queue more takes its share from all others and nothing moves among them."""
+    """Return the bucket of a key by the jump consistent hash of Lamping and Veach.
+
+    The result equals Guava's Hashing.consistentHash of a Java int. When a bucket is added, keys
+    move only into the new bucket, and never between the others.
+    """
     state, bucket = key & _MASK, 0
     while True:
         state = (state * _MULTIPLIER + 1) & _MASK
@@ -397,20 +435,31 @@ _TRANSACTION_ID: Final = re.compile(r"(.+) (\S+) (\d{1,18}) (\d{1,18})", re.ASCI
 
 
 def format_transaction_id(location: PreparedMessageLocation) -> str:
-    """What a client is told of a transaction."""
-    return f"{location.message_id} {location.queue.broker} {location.half_queue_offset} {location.physical_offset}"
+    """Return the transaction id that a client gets for a prepared message."""
+    parts = (
+        location.message_id,
+        location.queue.broker,
+        location.half_queue_offset,
+        location.physical_offset,
+    )
+    return " ".join(map(str, parts))
 
 
 def parse_transaction_id(transaction_id: str, topic: str) -> PreparedMessageLocation:
-    """The inverse, for a transaction of the topic. Raises StatusError (INVALID_TRANSACTION_ID)."""
+    """Return the location of the prepared message in a transaction id.
+
+    Inverse of `format_transaction_id`.
+
+    Raises StatusError (INVALID_TRANSACTION_ID) for a malformed id.
+    """
     if not transaction_id.strip():
         raise StatusError(Refusal.TRANSACTION_ID_EMPTY)
     found = _TRANSACTION_ID.fullmatch(transaction_id)
     if found is None:
         raise StatusError(
             Refusal.TRANSACTION_UNKNOWN,
-            f"the transaction id {transaction_id!r} names no prepared message: give back the one "
-            "that the answer to the send has",
+            f"the transaction id {transaction_id!r} does not identify a prepared message. Use the "
+            "one in the response to the send.",
         )
     message_id, broker, queue_offset, physical_offset = found.groups()
     return PreparedMessageLocation(

@@ -174,7 +174,7 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """The port on which the proxy listens. If `start` got 0, this is the port that was chosen."""
+        """The port on which the proxy listens; the chosen one if `start` got 0."""
         return self._server.ports[0]
 
     @property
@@ -197,7 +197,7 @@ class Proxy:
         self._runner = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     async def close(self) -> None:
-        """Drain the open calls, and close all connections. Do nothing if the proxy is not serving."""
+        """Drain the open calls and close all connections, if the proxy is serving."""
         if self._runner is None:
             return
         self._runner.cancel()
@@ -254,7 +254,7 @@ class Proxy:
         }
 
     def _answer_status(self, _message: bytes, call: Call) -> bytes:
-        """Respond to the status method with JSON. Raises CallError if the account may not see it."""
+        """Return the status as JSON. Raises CallError if the account may not see it."""
         self.dispatcher.check_permission(RequestCode.GET_BROKER_RUNTIME_INFO, call)
         return orjson.dumps(self.collect_status())
 
@@ -263,7 +263,7 @@ class Proxy:
         self.run()
 
     def _call_each(self, name: str) -> None:
-        """Call the method `name` of each service object that has it; a failure stops no other one."""
+        """Call the method `name` of each service object that has it. Failures are logged."""
         for service in self.services:
             method = getattr(service, name, None)
             if method is not None:
@@ -375,5 +375,5 @@ class ProxyCollector:
         yield latency
 
     def describe(self) -> "list[Metric]":
-        """Return an empty list, so that a registry does not call `collect` when this is registered."""
+        """Return an empty list, so that registering this does not call `collect`."""
         return []

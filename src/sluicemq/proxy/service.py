@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from sluicemq.acl.guard import Guard
 from sluicemq.acl.rules import Account
-from sluicemq.client.core import conversations as conversations
+from sluicemq.client.core import conversations
 from sluicemq.clock import Clock
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import (
@@ -39,7 +39,7 @@ from sluicemq.errors import (
 )
 from sluicemq.net.grpc import MESSAGE_BYTES_MAX, Call, CallError, Handler, StatusCode
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import OnResponse, ConversationRunner
+from sluicemq.proxy.backend import ConversationRunner, OnResponse
 from sluicemq.proxy.clients import Client, Clients
 from sluicemq.proxy.limits import Refusal, StatusError, check_shape
 from sluicemq.proxy.messages import Code
@@ -150,7 +150,7 @@ class BidirectionalCall:
     The call ends when the client has half-closed it and all of its messages have been processed.
     """
 
-    __slots__ = ("_begin", "_call", "_is_busy", "_waiting", "_waiting_bytes")
+    __slots__ = ("_call", "_is_running", "_pending", "_pending_bytes", "_start")
 
     def __init__(self, call: Call, begin: Callable[[Callable[[Any], None], bytes], None]) -> None:
         """Process the messages of `call` with `start`.
@@ -216,12 +216,12 @@ class MethodStats:
     ends. The latency includes the time of a long poll.
     """
 
-    __slots__ = ("_counts", "started_count", "count_by_status", "latency_sum_ms")
+    __slots__ = ("_counts", "count_by_status", "latency_sum_ms", "started_count")
 
     def __init__(self) -> None:
         self.started_count = 0
         self.count_by_status: Counter[int] = Counter()
-        """The number of ended calls by status code; a gRPC status is counted as its negative number.
+        """The number of ended calls by status code. A gRPC status counts under its negative number.
         """
         self.latency_sum_ms = 0.0
         self._counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
@@ -272,8 +272,9 @@ class CallDispatcher:
         self._clock = clock
         self._limits = limits
         self.stats_by_method: dict[str, MethodStats] = {}
-        """The counters of each method, except bidirectional streams, which last as long as their
-        clients.
+        """The counters of each method.
+
+        Bidirectional streams are not counted, because they last as long as their clients.
         """
 
     def bind_methods(self, table: Mapping[str, Method]) -> dict[str, Handler]:
@@ -353,7 +354,7 @@ class CallDispatcher:
         )
 
     def check_permission(self, code: int, call: Call) -> None:
-        """Raise CallError unless the account that signed the call may send requests with this code."""
+        """Raise CallError unless the account of the call may send requests with this code."""
         try:
             account = self.authenticate(call)
         except StatusError as error:

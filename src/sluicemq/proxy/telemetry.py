@@ -1,17 +1,16 @@
-"""What a client says of itself, and what brokers ask of it: Telemetry, Heartbeat and
-NotifyClientTermination (spec/grpc.md §4).
+"""Telemetry, Heartbeat and NotifyClientTermination, and requests of brokers to clients.
 
-    settings   -> merged with what its group is told to do, echoed; the client is a member at once
-    Heartbeat  -> 34 to the master of each broker that has one of its topics: it stays a member
-    brokers ask -> a command on the telemetry stream -> the client's answer, by its nonce
+    settings         -> merged with the settings of its group and echoed; the client joins it
+    Heartbeat        -> HEART_BEAT (34) to the master of each broker that has one of its topics
+    broker's request -> a command on the telemetry stream -> the client's reply, by its nonce
 
-To brokers a producer is a member of a group for each of its topics, named like the topic, as
-RocketMQ's proxy has it; so contract, lanes, checks of transactions and what tools show are as for
-clients of remoting. Whoever is refused at its first settings is told so by the end of the stream,
-which makes the start of its application fail; afterwards by the status of its heartbeats.
+See spec/grpc.md §4. For brokers, a producer is a member of one producer group per topic, which has
+the topic's name, as in RocketMQ's proxy. Contract, lanes, transaction checks and tools therefore
+work as for remoting clients. If the first settings of a client are refused, the stream ends with
+the error, so that the application fails to start. Later, the status of its heartbeats is the error.
 
-What is put on a stream is never waited for: a command that is not answered in ANSWER_S is answered
-for the client. Checks of transactions want no answer, brokers ask again.
+Commands are sent without waiting. If a client does not reply within `CLIENT_REPLY_S`, the proxy
+responds to the broker instead. A transaction check needs no reply, because brokers repeat it.
 """
 
 import logging
@@ -55,12 +54,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TOPICS_PER_CLIENT_MAX: Final = 4096
-"""Of a client."""
+"""The maximum number of topics or subscriptions in the settings of a client."""
 BROKER_TIMEOUT_S: Final = 1.0
-"""For the heartbeat to a broker: a Java client waits 3 s for the answer to its settings."""
+"""The timeout of a heartbeat to a broker, in seconds.
+
+A Java client waits 3 s for the response to its settings.
+"""
 CLIENT_REPLY_S: Final = 4.0
-"""Looked at once a second: so tools, which wait for 5 s (spec/grpc.md §4), hear of it."""
+"""The time in seconds that a client has to reply to a command.
+
+It is checked once a second, so that tools, which wait for 5 s (spec/grpc.md §4), get a response.
+"""
 PENDING_COMMANDS_MAX: Final = 1024
+"""The maximum number of commands that wait for a reply."""
 
 INT_MAX: Final = (1 << 31) - 1
 
@@ -69,26 +75,32 @@ CONSUME_TYPES: Final[Mapping[int, str]] = {
     ClientType.SIMPLE_CONSUMER: bodies.CONSUME_ACTIVELY,
     ClientType.PULL_CONSUMER: bodies.CONSUME_ACTIVELY,
 }
+"""The consume type in heartbeats by the client type of a consumer."""
 _RESULT_BY_CODE: Final[Mapping[int, bodies.ConsumeResult]] = {
     Code.OK: bodies.ConsumeResult.SUCCESS,
     Code.FAILED_TO_CONSUME_MESSAGE: bodies.ConsumeResult.LATER,
     Code.MESSAGE_CORRUPTED: bodies.ConsumeResult.NOTHING,
 }
+"""The result of direct consumption by the status code of the client's reply."""
 
 Respond = Callable[[Command], None]
+"""A function that sends a client's response to a broker."""
 
 
 # ---------------------------------------------------------------------------------------- settings
 
 
 def to_duration(ms: int) -> m.Duration:
-    """Of milliseconds."""
+    """Return a duration of `ms` milliseconds."""
     return m.Duration(seconds=ms // 1000, nanos=ms % 1000 * 1_000_000)
 
 
 def to_retry_policy(group: GroupConfig) -> m.RetryPolicy:
-    """When a group's messages come again, and how often. What is wrong in its policy, which is an
-    administrator's JSON, counts as missing."""
+    """Return the backoff and maximum number of attempts of a group, for its consumers.
+
+    The policy in the group's settings is JSON that an administrator wrote. Invalid values in it are
+    replaced by defaults.
+    """
     said = group.retry_policy or {}
     policy = m.RetryPolicy(max_attempts=min(max(1, group.retry_times_max + 1), INT_MAX))
     if said.get("type") == "EXPONENTIAL":
@@ -109,17 +121,22 @@ def to_retry_policy(group: GroupConfig) -> m.RetryPolicy:
 
 
 def _dict_or_empty(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the JSON object `value[name]`, or an empty one if it is missing or not an object."""
     found = value.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def _int_or_default(value: Any, default: int) -> int:
+    """Return `value` if it is an integer from 0 to 2^40 - 1, or else `default`."""
     return value if isinstance(value, int) and 0 <= value < 1 << 40 else default
 
 
 def merge_settings(said: m.Settings, group: GroupConfig | None, limits: ProxyLimits) -> m.Settings:
-    """Return what a client is answered: what it said, unknown fields too, and what the server
-    decides by its limits and by the settings of the client's group."""
+    """Return the settings that the server sends back to a client.
+
+    They are the client's own settings, including unknown fields, with the values that the server
+    decides by its limits and by the settings of the client's group. `group` None means defaults.
+    """
     settings = m.Settings()
     settings.CopyFrom(said)
     settings.metric.CopyFrom(m.Metric(on=False))
@@ -143,9 +160,12 @@ def merge_settings(said: m.Settings, group: GroupConfig | None, limits: ProxyLim
 
 
 def to_heartbeat(client_id: str, settings: m.Settings, now_ms: int) -> bodies.Heartbeat:
-    """A client as brokers are told it. Raises StatusError for settings that say what must not be:
-    names, types of clients, expressions of tags. SQL92 is the broker's to compile, which takes
-    its time for it; what does not compile is refused at the first receive."""
+    """Return the heartbeat by which brokers know a client with these settings.
+
+    `now_ms` is the version of its subscriptions. An SQL92 expression is not compiled here, because
+    the broker limits the time for that; the first receive fails if it is invalid. Raises
+    StatusError for invalid names, client types or tag expressions.
+    """
     if settings.HasField("publishing"):
         topics = dict.fromkeys(
             checked_topic(it) for it in _checked_count(settings.publishing.topics)
@@ -171,16 +191,18 @@ def to_heartbeat(client_id: str, settings: m.Settings, now_ms: int) -> bodies.He
 
 
 def _checked_count(found: Collection[T]) -> Collection[T]:
+    """Return the collection. Raises StatusError for more than `TOPICS_PER_CLIENT_MAX` items."""
     if len(found) > TOPICS_PER_CLIENT_MAX:
         raise StatusError(
             Refusal.SETTINGS_TOO_MANY,
-            f"The settings name {len(found)} topics, the limit is {TOPICS_PER_CLIENT_MAX}.",
+            f"The settings name {len(found)} topics; the limit is {TOPICS_PER_CLIENT_MAX}.",
             fix="Use several clients.",
         )
     return found
 
 
 def _subscription(entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
+    """Return the subscription of an entry in the settings. Raises StatusError."""
     topic, expression = checked_topic(entry.topic), entry.expression.expression
     if entry.expression.type == FilterType.SQL:
         return Subscription(topic, expression, SQL92, version=now_ms)
@@ -191,6 +213,7 @@ def _subscription(entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
 
 
 def _topics(heartbeat: bodies.Heartbeat) -> Iterator[str]:
+    """Yield the topics that a client sends to or has subscribed to."""
     yield from heartbeat.producer_groups
     for consumer in heartbeat.consumers:
         yield from (it.topic for it in consumer.subscriptions)
@@ -201,7 +224,10 @@ def _topics(heartbeat: bodies.Heartbeat) -> Iterator[str]:
 
 @dataclass(slots=True)
 class PendingCommand:
-    """What a client was asked, and who waits for it."""
+    """A command that was sent to a client, and what to do with its reply.
+
+    `on_reply` is called with the reply; `respond` sends a response to the broker if there is none.
+    """
 
     client: Client
     on_reply: Callable[[m.TelemetryCommand], None]
@@ -210,7 +236,10 @@ class PendingCommand:
 
 
 class Telemetry:
-    """Telemetry, Heartbeat and NotifyClientTermination; and what brokers ask."""
+    """The service object of Telemetry, Heartbeat and NotifyClientTermination.
+
+    It also handles the requests that brokers send to clients.
+    """
 
     def __init__(self, backend: Backend, clients: Clients, limits: ProxyLimits) -> None:
         self._backend = backend
@@ -221,7 +250,10 @@ class Telemetry:
         clients.on_broker_request = self.handle_broker_request
 
     def run(self) -> None:
-        """Once a second: what was not answered in time is answered for the client."""
+        """Respond to brokers for clients that have not replied within `CLIENT_REPLY_S`.
+
+        Called once a second.
+        """
         late_s = self._backend.clock.monotonic_s() - CLIENT_REPLY_S
         for nonce, command_sent in list(self._pending.items()):
             if command_sent.sent_s > late_s:
@@ -234,16 +266,24 @@ class Telemetry:
     def telemetry(
         self, client: Client, said: m.TelemetryCommand, call: Call
     ) -> Conversation[Sequence[m.TelemetryCommand]]:
-        """One message of a stream. Raises StatusError, which ends it."""
+        """Serve one message of a Telemetry stream, and return the commands to send back.
+
+        Settings are merged and returned, and the client joins its groups. A reply to a command is
+        passed on to the broker. Raises StatusError, which ends the stream.
+        """
         if not said.HasField("settings"):
             if call not in client.streams:
                 raise StatusError(
-                    Refusal.SETTINGS_MISSING, "A stream begins with the client's settings."
+                    Refusal.SETTINGS_MISSING,
+                    "A stream begins with the client's settings. Send them first.",
                 )
             self._handle_reply(client, said)
             return ()
         if call.connection.queued_bytes > QUEUED_BYTES_MAX:
-            raise StatusError(Refusal.ANSWERS_NOT_TAKEN, "The client does not take its answers.")
+            raise StatusError(
+                Refusal.ANSWERS_NOT_TAKEN,
+                "The client does not read its responses. Read from the stream.",
+            )
         heartbeat = to_heartbeat(client.id, said.settings, self._backend.clock.now_ms())
         client.use_stream(call)
         group = None
@@ -260,28 +300,38 @@ class Telemetry:
             if before is None:
                 raise
             status = m.Status(code=Code.FORBIDDEN, message=str(error))
-        except SluiceError as error:  # the next heartbeat tries again
-            log.info("client %s is no member yet: %s", client.id, error)
+        except SluiceError as error:  # the next heartbeat retries
+            log.info("Client %s has not joined its groups yet: %s", client.id, error)
         return (m.TelemetryCommand(status=status, settings=settings),)
 
     def heartbeat(
         self, client: Client, request: m.HeartbeatRequest, call: Call
     ) -> Conversation[m.HeartbeatResponse]:
-        """Raises StatusError (UNRECOGNIZED_CLIENT_TYPE) when its settings are not known: then the
-        client says them again."""
+        """Serve Heartbeat: renew the client's membership of its groups at brokers.
+
+        Raises StatusError (UNRECOGNIZED_CLIENT_TYPE) if the client has not sent its settings; it
+        then sends them again. Also raises it if a broker refuses the client, and SluiceError if all
+        brokers fail.
+        """
         yield from self._send_heartbeat(client, _known_heartbeat(client))
         return m.HeartbeatResponse(status=OK)
 
     def notify_client_termination(
         self, client: Client, request: m.NotifyClientTerminationRequest, call: Call
     ) -> Conversation[m.NotifyClientTerminationResponse]:
-        """It leaves its groups. Raises StatusError as `heartbeat` does."""
+        """Serve NotifyClientTermination: remove the client from its groups and from the proxy.
+
+        Raises StatusError if the client has not sent its settings.
+        """
         yield from self._leave_groups(client, _known_heartbeat(client))
         self._clients.remove(client)
         return m.NotifyClientTerminationResponse(status=OK)
 
     def _broker_addresses(self, heartbeat: bodies.Heartbeat) -> Conversation[list[str]]:
-        """The masters that have one of its topics. Topics that do not exist (yet) have none."""
+        """Return the addresses of the masters that have a topic of the client.
+
+        A topic that does not exist (yet) has none.
+        """
         found = dict[str, str]()
         for topic in _topics(heartbeat):
             with suppress(RouteNotFoundError):
@@ -289,8 +339,11 @@ class Telemetry:
         return list(found.values())
 
     def _send_heartbeat(self, client: Client, heartbeat: bodies.Heartbeat) -> Conversation[None]:
-        """Its heartbeat to its brokers. Raises StatusError and PermissionDeniedError when one
-        refuses it; when none takes it, what went wrong."""
+        """Send a heartbeat to the brokers of a client's topics.
+
+        Raises StatusError or PermissionDeniedError if a broker refuses the client. Other errors are
+        raised only if no broker accepts the heartbeat.
+        """
         wrong: SluiceError | None = None
         is_member = False
         for address in (yield from self._broker_addresses(heartbeat)):
@@ -311,8 +364,10 @@ class Telemetry:
     def _leave_groups(
         self, client: Client, heartbeat: bodies.Heartbeat, now: bodies.Heartbeat | None = None
     ) -> Conversation[None]:
-        """Takes it out of the groups that it is not in `now`. A broker that cannot be reached finds
-        out by itself."""
+        """Remove a client from the groups in its heartbeat, except those in the heartbeat `now`.
+
+        Errors are ignored: a broker that is not reachable removes the client by itself later.
+        """
         stays = now or bodies.Heartbeat(client.id)
         kept = {it.group for it in stays.consumers}
         left = [
@@ -329,9 +384,12 @@ class Telemetry:
     # ----------------------------------------------------------------------- what brokers ask
 
     def handle_broker_request(self, client: Client, command: Command, respond: Respond) -> None:
-        """A request of a broker to a client. Two kinds need nothing. Who else is in its group (40)
-        is nothing to a client that is given all of each broker. Offsets that were reset (220) lie
-        with the broker, where the next receive looks at them; a client keeps none."""
+        """Handle a request that a broker sends to a client.
+
+        NOTIFY_CONSUMER_IDS_CHANGED (40) and RESET_CONSUMER_CLIENT_OFFSET (220) have no effect: a
+        client receives from all queues of a broker, and the broker itself applies offsets that were
+        reset.
+        """
         ask = _BROKER_REQUESTS.get(command.code)
         try:
             if ask is not None:
@@ -339,12 +397,20 @@ class Telemetry:
             elif not command.is_oneway:
                 respond(Command(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=UNSUPPORTED_REMARK))
         except SluiceError as error:
-            log.warning("a broker asks client %s oddly (%d): %s", client.id, command.code, error)
+            log.warning(
+                "Invalid request of a broker to client %s (code %d): %s",
+                client.id,
+                command.code,
+                error,
+            )
             if not command.is_oneway:
                 respond(Command(ResponseCode.SYSTEM_ERROR, remark=str(error)))
 
     def _check_transaction(self, client: Client, command: Command, respond: Respond) -> None:
-        """39. A client that has no stream now is asked again, or another one is."""
+        """Handle CHECK_TRANSACTION_STATE (39): send the check to the client.
+
+        If the client has no stream now, the broker repeats the check with it or another producer.
+        """
         asked = parse_check_request(command)
         client.send_command(
             m.TelemetryCommand(
@@ -356,7 +422,10 @@ class Telemetry:
         )
 
     def _request_running_info(self, client: Client, command: Command, respond: Respond) -> None:
-        """307. What the client has said is known here; for stacks of threads it is asked."""
+        """Handle GET_CONSUMER_RUNNING_INFO (307): respond from the client's settings.
+
+        Only if thread stacks are requested, the client is asked for them.
+        """
         header = decode_header(GetConsumerRunningInfoRequest, command.fields)
 
         def inform(said: m.TelemetryCommand | None) -> None:
@@ -379,7 +448,7 @@ class Telemetry:
     def _request_direct_consumption(
         self, client: Client, command: Command, respond: Respond
     ) -> None:
-        """309: the client handles this message now."""
+        """Handle CONSUME_MESSAGE_DIRECTLY (309): let the client process a message now."""
         message = to_message(decode_record(command.body))
         began_s = self._backend.clock.monotonic_s()
 
@@ -409,7 +478,11 @@ class Telemetry:
         said: Callable[[m.TelemetryCommand], None],
         command: Callable[[str], m.TelemetryCommand],
     ) -> None:
-        """Asks a client; either `said` gets what it says, or `answer` an error."""
+        """Send a command to a client, and wait for its reply.
+
+        `command` creates the command for a nonce. Later, `said` gets the reply, or `respond` an
+        error.
+        """
         nonce = f"{next(self._nonces)}"
         if len(self._pending) >= PENDING_COMMANDS_MAX or not client.send_command(command(nonce)):
             respond(_unanswered_response(client))
@@ -419,7 +492,10 @@ class Telemetry:
         )
 
     def _handle_reply(self, client: Client, said: m.TelemetryCommand) -> None:
-        """What nobody waits for (any more) is dropped, as are commands of newer clients."""
+        """Pass on a client's reply to a command.
+
+        A reply that is unknown or too late is dropped, as are commands of newer clients.
+        """
         nonce = said.thread_stack_trace.nonce or said.verify_message_result.nonce
         command_sent = self._pending.get(nonce)
         if command_sent is not None and command_sent.client is client:
@@ -432,27 +508,33 @@ _BROKER_REQUESTS: Final[Mapping[int, Callable[[Telemetry, Client, Command, Respo
     RequestCode.GET_CONSUMER_RUNNING_INFO: Telemetry._request_running_info,
     RequestCode.CONSUME_MESSAGE_DIRECTLY: Telemetry._request_direct_consumption,
 }
-UNSUPPORTED_REMARK: Final = "This is not asked of clients of gRPC."
+UNSUPPORTED_REMARK: Final = "This request is not supported by gRPC clients."
 
 
 def _known_heartbeat(client: Client) -> bodies.Heartbeat:
-    """Raises StatusError when its settings are not known."""
+    """Return the heartbeat of a client. Raises StatusError if it has not sent its settings."""
     if client.heartbeat is None:
         raise StatusError(
-            Refusal.SETTINGS_UNKNOWN, f"client {client.id} has to send its settings first."
+            Refusal.SETTINGS_UNKNOWN,
+            f"client {client.id} has not sent its settings. Send them first.",
         )
     return client.heartbeat
 
 
 def _unanswered_response(client: Client) -> Command:
+    """Return the response to a broker for a client that does not reply."""
     return Command(
         ResponseCode.SYSTEM_BUSY,
-        remark=f"Client {client.id} has no telemetry stream, or does not answer: {CLIENT_REPLY_S:g} s.",
+        remark=f"Client {client.id} has no telemetry stream, or did not reply within "
+        f"{CLIENT_REPLY_S:g} s.",
     )
 
 
 def to_running_info(client: Client, group: str, stack: str | None) -> bodies.RunningInfo:
-    """What is known of a client, in the form of one of remoting."""
+    """Return what the proxy knows of a client as the running info of a remoting client.
+
+    `stack` is the text of its thread stacks, or None.
+    """
     info, heartbeat = client.info, client.heartbeat or bodies.Heartbeat(client.id)
     consumers = [it for it in heartbeat.consumers if it.group == group]
     settings = client.settings or m.Settings()

@@ -58,7 +58,7 @@ def test_a_client_has_a_language_and_a_version(
 def test_clients_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(proxy: Proxied) -> None:
         monkeypatch.setattr(module, "CLIENTS_MAX", 3)
-        monkeypatch.setattr(module, "CLIENTS_A_CONNECTION_MAX", 2)
+        monkeypatch.setattr(module, "CLIENTS_PER_CONNECTION_MAX", 2)
         first, second = proxy.speaker("a"), proxy.speaker("c")
         for client_id in ("a", "b", "d"):
             first.headers["x-mq-client-id"] = client_id

@@ -22,8 +22,14 @@ from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import GroupConfig, TopicRoute
 from sluicemq.net.grpc import call_unary
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import ConversationRunner, ClientSession, OnRequest
-from sluicemq.proxy.cluster import FRESHNESS_S, MISSING_ROUTE_GRACE_S, ClusterBackend, SubscriptionConflicts, serve_cluster_proxy
+from sluicemq.proxy.backend import ClientSession, ConversationRunner, OnRequest
+from sluicemq.proxy.cluster import (
+    FRESHNESS_S,
+    MISSING_ROUTE_GRACE_S,
+    ClusterBackend,
+    SubscriptionConflicts,
+    serve_cluster_proxy,
+)
 from sluicemq.proxy.messages import Code, MessageType
 from sluicemq.proxy.service import PATH
 from sluicemq.testing.embedded import embedded
@@ -38,11 +44,15 @@ HOME = Host("127.0.0.1", 1)
 ROUTE = m.QueryRouteRequest(topic=m.Resource(name="orders"))
 
 
-def link_of(proxy: Proxied, on_request: OnRequest = lambda _command, _answer: None) -> ClientSession:
+def link_of(
+    proxy: Proxied, on_request: OnRequest = lambda _command, _answer: None
+) -> ClientSession:
     return proxy.backend.open_session(HOME, HOME, on_request)
 
 
-async def asked(link: ClientSession, address: str, command: Command, timeout_s: float = 5.0) -> Command:
+async def asked(
+    link: ClientSession, address: str, command: Command, timeout_s: float = 5.0
+) -> Command:
     """The answer that a client of the proxy gets. Raises what it is told."""
     future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
 

@@ -21,14 +21,14 @@ from sluicemq.proxy import limits
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.limits import (
     StatusError,
-    to_stored_body,
     check_delivery_time,
     check_lite_topic,
-    check_recovery_time,
     check_message_texts,
+    check_recovery_time,
     check_type,
     checked_group,
     checked_topic,
+    to_stored_body,
 )
 from sluicemq.proxy.messages import Code
 

@@ -35,7 +35,7 @@ def ask(backend: LocalBackend, remote: Host) -> None:
 def test_what_was_held_is_asked_in_the_name_of_who_asked() -> None:
     old, new = Role(), Role()
     backend = LocalBackend(cast(Any, old), cast(Any, old), lambda _call: None)
-    backend.suspendend()
+    backend.suspend()
     for name in ("alice", "bob", None):
         old.guard.account = name
         ask(backend, Host("10.0.0.9", 9))

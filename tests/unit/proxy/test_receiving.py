@@ -15,7 +15,7 @@ from consuming import (
     TOPIC,
     ack,
     bodies,
-    change_invisible_request,
+    change_request,
     dead_letters,
     forward_request,
     handles_of,
@@ -40,11 +40,11 @@ from sluicemq.proxy.messages import Code
 from sluicemq.proxy.receiving import (
     ack_request,
     batch_ack_request,
-    split_acks,
+    decode_popped,
     parse_handle,
     poll_timeout_ms,
     pop_request,
-    decode_popped,
+    split_acks,
     to_subscription,
 )
 from sluicemq.proxy.receiving import change_invisible_request as change_request_of
@@ -250,10 +250,10 @@ def test_a_change_gives_another_handle() -> None:
     async def scene(proxy: Proxied, client: Speaker) -> None:
         await proxy.mq.send(TOPIC, b"1")
         (old,) = handles_of(await receive(client))
-        answer = await client.ask("ChangeInvisibleDuration", change_invisible_request(old, 3600))
+        answer = await client.ask("ChangeInvisibleDuration", change_request(old, 3600))
         assert answer.status.code == Code.OK
         assert answer.receipt_handle.split()[-2:] == old.split()[-2:]
-        again = await client.ask("ChangeInvisibleDuration", change_invisible_request(old, 3600))
+        again = await client.ask("ChangeInvisibleDuration", change_request(old, 3600))
         assert again.status.code == Code.INVALID_RECEIPT_HANDLE
         await proxy.mq.clock.advance(minutes=59)
         assert await receive(client) == []
@@ -269,9 +269,9 @@ def test_a_change_brings_a_message_back_soon() -> None:
         await proxy.mq.send(TOPIC, b"1")
         (handle,) = handles_of(await receive(client))
         for seconds in (-1, 43_201):
-            answer = await client.ask("ChangeInvisibleDuration", change_invisible_request(handle, seconds))
+            answer = await client.ask("ChangeInvisibleDuration", change_request(handle, seconds))
             assert answer.status.code == Code.ILLEGAL_INVISIBLE_TIME
-        await client.ask("ChangeInvisibleDuration", change_invisible_request(handle, 0))
+        await client.ask("ChangeInvisibleDuration", change_request(handle, 0))
         assert bodies(await receive(client)) == {b"1"}
 
     play(scene)
@@ -282,11 +282,11 @@ def test_a_message_that_is_suspended_was_not_tried() -> None:
         await proxy.mq.send(TOPIC, b"1")
         for suspend, attempt in ((True, 1), (False, 2)):
             (handle,) = handles_of(await receive(client))
-            request = change_invisible_request(handle, 0, suspend=suspend)
+            request = change_request(handle, 0, suspend=suspend)
             await client.ask("ChangeInvisibleDuration", request)
             (message,) = await receive(client)
             assert message.system_properties.delivery_attempt == attempt
-            request = change_invisible_request(*handles_of([message]), 0, suspend=True)
+            request = change_request(*handles_of([message]), 0, suspend=True)
             await client.ask("ChangeInvisibleDuration", request)
 
     play(scene)
@@ -299,7 +299,7 @@ def test_another_proxy_knows_what_to_do_with_a_handle() -> None:
             await proxy.mq.send(TOPIC, b"%d" % number)
         first, second = handles_of(await receive(client))
         assert (await ack(other, first)).status.code == Code.OK
-        answer = await other.ask("ChangeInvisibleDuration", change_invisible_request(second, 3600))
+        answer = await other.ask("ChangeInvisibleDuration", change_request(second, 3600))
         assert (await ack(client, answer.receipt_handle)).status.code == Code.OK
         await proxy.mq.clock.advance(hours=2)
         assert await receive(client) == []
@@ -435,7 +435,9 @@ HANDLE = Handle(1, 1_700_000_000_000, 60_000, 3, 1, "broker-a", 2, 7, 4711)
 
 
 def test_requests_are_what_their_headers_say() -> None:
-    pop = pop_request(GROUP, to_subscription(TOPIC, tagged("a")), "b", 3, 4, 5, "try", is_order=True)
+    pop = pop_request(
+        GROUP, to_subscription(TOPIC, tagged("a")), "b", 3, 4, 5, "try", is_order=True
+    )
     header = PopMessageRequest(
         group=GROUP, topic=TOPIC, queue_id=-1, broker="b", count_max=3, invisible_ms=4, poll_ms=5,
         init_mode=1, expression_kind="TAG", expression="a", order=True, attempt_id="try",

@@ -268,7 +268,7 @@ CASES: dict[Refusal, Provoke] = {
     Refusal.FILTER_EMPTY: receives(filter_expression=sql("")),
     Refusal.FILTER: receives(filter_expression=sql("a = =")),
     Refusal.FILTER_OF_SETTINGS: settings(subscription=subscribes("||")),
-    Refusal.MESSAGES_HELD_TOO_MANY: patched(renewal, "HELD_MAX", 0, receives(auto_renew=True)),
+    Refusal.MESSAGES_HELD_TOO_MANY: patched(renewal, "IN_FLIGHT_MAX", 0, receives(auto_renew=True)),
     Refusal.ENTRIES_TOO_MANY: patched(receiving, "ENTRIES_MAX", 1, acknowledge(HANDLE, HANDLE)),
     Refusal.ENTRIES_NONE: acknowledge(),
     Refusal.HANDLE_MALFORMED: change("nothing"),

@@ -182,7 +182,7 @@ def test_a_renewal_is_tried_three_times(monkeypatch: pytest.MonkeyPatch, failure
 
 def test_there_is_an_end_of_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(proxy: Proxied, client: Speaker) -> None:
-        monkeypatch.setattr(renewal, "CLIENT_HELD_MAX", 1)
+        monkeypatch.setattr(renewal, "CLIENT_IN_FLIGHT_MAX", 1)
         handle = await take(proxy, client)
         await proxy.mq.send(TOPIC, b"2")
         answers = await client.ask("ReceiveMessage", receive_request(auto_renew=True))
@@ -213,7 +213,7 @@ def failing(address: str, command: object) -> object:
 
 
 def test_many_are_renewed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renewal, "UNDER_WAY_MAX", 3)
+    monkeypatch.setattr(renewal, "REQUESTS_MAX", 3)
 
     async def scene(proxy: Proxied, client: Speaker) -> None:
         for number in range(20):

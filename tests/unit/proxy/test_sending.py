@@ -24,12 +24,12 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import Code, MessageType
 from sluicemq.proxy.sending import (
-    to_send_response,
-    to_batch,
     consistent_hash,
-    to_outgoing_message,
-    parse_transaction_id,
     format_transaction_id,
+    parse_transaction_id,
+    to_batch,
+    to_outgoing_message,
+    to_send_response,
 )
 from sluicemq.testing.virtual import VirtualClock
 from sluicemq.wire.frames import Command
@@ -312,7 +312,9 @@ def test_a_change_of_the_topic_is_seen_at_once() -> None:
 )
 def test_what_may_get_lost_is_no_success(status: SendStatus, code: Code) -> None:
     """Clients send it again: so no id, as RocketMQ's proxy answers."""
-    answer = to_send_response(Command(status.value, {"queueOffset": "7"}), ["01AABB"], "01AABB", "here")
+    answer = to_send_response(
+        Command(status.value, {"queueOffset": "7"}), ["01AABB"], "01AABB", "here"
+    )
     assert (answer.status.code, answer.status.message) == (code, code.name)
     entry = m.SendResultEntry(
         status=m.Status(code=code, message=f"send message failed, sendStatus={status.name}")

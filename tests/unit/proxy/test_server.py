@@ -169,7 +169,9 @@ def test_its_status_is_for_administrators(tmp_path: Any) -> None:
                 call_unary(address, STATUS_METHOD, b"", metadata)
             return caught.value.code
 
-        assert b'"clients":[]' in call_unary(address, STATUS_METHOD, b"", sign("operator", "12345678"))
+        assert b'"clients":[]' in call_unary(
+            address, STATUS_METHOD, b"", sign("operator", "12345678")
+        )
         assert refusal() == StatusCode.UNAUTHENTICATED
         assert refusal(*sign("operator", "12345679")) == StatusCode.UNAUTHENTICATED
         assert refusal(*sign("somebody", "12345678")) == StatusCode.PERMISSION_DENIED
@@ -317,7 +319,7 @@ def test_who_never_answers_does_not_keep_the_server() -> None:
 
 
 def test_it_runs_its_families_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "RUN_S", 0.01)
+    monkeypatch.setattr(server, "TICK_S", 0.01)
 
     async def scene(mq: EmbeddedSluice) -> None:
         family = Family()

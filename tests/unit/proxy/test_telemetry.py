@@ -15,7 +15,7 @@ from sluicemq.model.topic import CONTRACT, GroupConfig
 from sluicemq.net.grpc import StatusCode
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import ClientType, Code
-from sluicemq.proxy.telemetry import to_retry_policy, merge_settings
+from sluicemq.proxy.telemetry import merge_settings, to_retry_policy
 from sluicemq.testing.virtual import VirtualClock
 from sluicemq.wire.bodies import ConsumeResult
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -134,7 +134,9 @@ def test_a_consumer_is_told_what_its_group_says() -> None:
 
 def test_fields_that_are_newer_come_back() -> None:
     said = m.Settings.FromString(publishing("t").SerializeToString() + b"\xea\x3f\x03new")
-    assert merge_settings(said, None, ProxyLimits()).SerializeToString().endswith(b"\xea\x3f\x03new")
+    assert (
+        merge_settings(said, None, ProxyLimits()).SerializeToString().endswith(b"\xea\x3f\x03new")
+    )
 
 
 @pytest.mark.parametrize(("times", "attempts"), [(16, 17), (0, 1), (-1, 1), (2**31 - 1, 2**31 - 1)])
