@@ -96,7 +96,7 @@ async def test_a_proxy_of_somebody_else_is_told_from_ours() -> None:
         address = mq.servers.proxy_address
         found = await asyncio.to_thread(CliRunner().invoke, main, ["proxy", "status", address])
         assert found.exit_code == 1
-        assert f"{address} is no proxy of SluiceMQ" in found.stderr
+        assert f"{address} is not a SluiceMQ proxy" in found.stderr
 
 
 @pytest.mark.parametrize(

@@ -110,11 +110,11 @@ _START = Command(0)
 class ConversationRunner(Generic[T]):
     """One running conversation, driven by callbacks.
 
-    It starts when it is created. `on_done` is called once with the result of the conversation or
-    the exception that it raised.
+    It starts when it is created, and needs no task. `on_done` is called once with the result of
+    the conversation or the exception that it raised.
     """
 
-    __slots__ = ("_ask", "_done", "_talk")
+    __slots__ = ("_conversation", "_on_done", "_send")
 
     def __init__(
         self,
@@ -122,6 +122,7 @@ class ConversationRunner(Generic[T]):
         send: SendRequest,
         on_done: Callable[[T | Exception], None],
     ) -> None:
+        """Start the conversation. `send` sends its requests."""
         self._conversation = conversation
         self._send = send
         self._on_done = on_done
@@ -133,11 +134,8 @@ class ConversationRunner(Generic[T]):
             if isinstance(answer, Exception):
                 step = self._conversation.throw(answer)
             else:
-                step = (
-                    next(self._conversation)
-                    if answer is _START
-                    else self._conversation.send(answer)
-                )
+                is_first = answer is _START
+                step = next(self._conversation) if is_first else self._conversation.send(answer)
         except StopIteration as end:
             self._on_done(end.value)
         except Exception as error:  # noqa: BLE001 - the caller responds with it

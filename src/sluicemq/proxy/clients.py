@@ -33,6 +33,7 @@ VERSION_HEADER: Final = "x-mq-client-version"
 CLIENT_ID_MAX: Final = 255
 """The maximum length of a client id, in characters."""
 CLIENTS_MAX: Final = 50_000
+"""The maximum number of clients of one proxy."""
 CLIENTS_PER_CONNECTION_MAX: Final = 1024
 """The maximum number of clients on one connection.
 
@@ -94,6 +95,7 @@ class Client:
     )
 
     def __init__(self, call: Call, backend: Backend, on_request: "OnBrokerRequest") -> None:
+        """Create the client that made `call`, and open its session with brokers."""
         headers, peer = call.headers, call.connection.peer
         self.id = headers[CLIENT_ID]
         self.language = headers.get(LANGUAGE, "")
@@ -109,10 +111,9 @@ class Client:
         self.heartbeat: bodies.Heartbeat | None = None
         """The heartbeat by which brokers know the client; None before its settings have arrived."""
         self._streams: list[Call] = []
-        on_broker_request: OnRequest = partial(on_request, self)
-        self.session: ClientSession = backend.open_session(
-            peer.remote, peer.local, on_broker_request
-        )
+        handle_request: OnRequest = partial(on_request, self)
+        self.session: ClientSession = backend.open_session(peer.remote, peer.local, handle_request)
+        """The client's connection to brokers."""
 
     @property
     def streams(self) -> list[Call]:
@@ -156,10 +157,10 @@ class Client:
 
         The settings take precedence, because the metadata of Node.js clients say HTTP.
         """
-        said = self.settings.user_agent.language if self.settings is not None else 0
-        names = next((it.name for it in m.Language if it == said), ""), self.language.upper()
-        known = (_LANGUAGES.get(it, it) for it in names)
-        return next((it for it in known if it in LANGUAGES), "OTHER")
+        number = self.settings.user_agent.language if self.settings is not None else 0
+        in_settings = next((it.name for it in m.Language if it == number), "")
+        names = (_LANGUAGES.get(it, it) for it in (in_settings, self.language.upper()))
+        return next((it for it in names if it in LANGUAGES), "OTHER")
 
     @property
     def wire_version(self) -> int:
@@ -179,15 +180,15 @@ class Client:
         for consumer in consumers:
             topics |= {it.topic: it.expression for it in consumer.subscriptions}
         return ClientInfo(
-            self.id,
-            client_type_name(settings) if settings is not None else "",
-            self.wire_language,
-            self.version,
-            tuple(sorted(str(it.remote) for it in self.connections)),
-            self.since_ms,
-            consumers[0].group if consumers else "",
-            topics,
-            self.command_stream is not None,
+            client_id=self.id,
+            kind=client_type_name(settings) if settings is not None else "",
+            language=self.wire_language,
+            version=self.version,
+            addresses=tuple(sorted(str(it.remote) for it in self.connections)),
+            since_ms=self.since_ms,
+            group=consumers[0].group if consumers else "",
+            topics=topics,
+            has_stream=self.command_stream is not None,
         )
 
 
@@ -209,6 +210,7 @@ class Clients:
         self._by_peer: dict[Peer, dict[Client, None]] = {}
         self._reconnect_count = 0
         self.by_id: dict[str, Client] = {}
+        """The clients by client id."""
         self.on_removed: list[Callable[[Client], None]] = []
         """Callbacks that are called with each removed client, before its session is closed."""
         self.on_broker_request: OnBrokerRequest = _ignore_request
@@ -296,7 +298,7 @@ class Clients:
         """Ask all clients to open new connections, because this proxy is about to close."""
         for client in list(self.by_id.values()):
             self._reconnect_count += 1
-            nonce = m.ReconnectEndpointsCommand(nonce=f"{self._number}")
+            nonce = m.ReconnectEndpointsCommand(nonce=f"{self._reconnect_count}")
             client.send_command(m.TelemetryCommand(reconnect_endpoints_command=nonce))
 
     def drain(self) -> None:

@@ -99,10 +99,11 @@ class LookupCache(Generic[T]):
     """
 
     def __init__(
-        self, shell: AsyncioShell, find: Callable[[str], Conversation[T]], clock: Clock
+        self, shell: AsyncioShell, fetch: Callable[[str], Conversation[T]], clock: Clock
     ) -> None:
+        """Create an empty cache of the values that `fetch` returns for a name."""
         self._shell = shell
-        self._fetch = find
+        self._fetch = fetch
         self._clock = clock
         self._cached: dict[str, _CachedValue[T]] = {}
         self._running: dict[str, asyncio.Task[T]] = {}
@@ -117,14 +118,14 @@ class LookupCache(Generic[T]):
             return cached.value
         task = self._running.get(name)
         if task is None:
-            task = self._running[name] = start_shared(self._ask(name))
+            task = self._running[name] = start_shared(self._refresh(name))
             task.add_done_callback(lambda _task: self._running.pop(name))
-        waits = Await(task)
-        yield waits
-        value: T = waits.value
+        step = Await(task)
+        yield step
+        value: T = step.value
         return value
 
-    async def _ask(self, name: str) -> T:
+    async def _refresh(self, name: str) -> T:
         """Fetch the value for a name, store it in the cache, and return it.
 
         A failed fetch returns the previous value, except that a route which no name server has had
@@ -141,9 +142,8 @@ class LookupCache(Generic[T]):
                 self._cached.pop(name, None)
                 raise
             value, fetched_s = cached.value, cached.fetched_s
-        if (
-            cached is not None and cached.value == value
-        ):  # the same object, so that what callers derived from it stays valid
+        if cached is not None and cached.value == value:
+            # Callers compare values by identity, to keep what they derived from them.
             value = cached.value
         if len(self._cached) >= CACHED_NAMES_MAX:
             self._cached.clear()
@@ -232,7 +232,7 @@ class ClusterBackend(AsyncioShell):
         return contextlib.nullcontext()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in a task, which is cancelled when the backend closes.
+        """Run a coroutine in a task. It must end at the latest when all sessions are closed.
 
         Its errors are logged.
         """
@@ -258,8 +258,8 @@ class ClusterBackend(AsyncioShell):
 
     async def close(self) -> None:
         """Close all connections, and wait until they are closed."""
-        for answers in (self._routes, self._topics, self._groups):
-            await answers.close()
+        for cache in (self._routes, self._topics, self._groups):
+            await cache.close()
         for session in list(self._sessions):
             session.close()
         await self._tasks.wait()
@@ -389,7 +389,7 @@ class ClusterClientSession:
         if self._is_closed:
             on_response(ConnectionLostError("The client has disconnected."))
         else:
-            self._backend.spawn(self._ask(call, on_response))
+            self._backend.spawn(self._send_and_respond(call, on_response))
 
     def close(self) -> None:
         """Close the connections to brokers, because the client has disconnected."""
@@ -413,7 +413,7 @@ class ClusterClientSession:
         timeout_s = CALL_TIMEOUT_S if call.timeout_s is None else call.timeout_s
         return await channel.call(command, timeout_s)
 
-    async def _ask(self, call: Call, on_response: OnResponse) -> None:
+    async def _send_and_respond(self, call: Call, on_response: OnResponse) -> None:
         """Send a request, and call `on_response` with the response or the error."""
         is_heartbeat = call.command.code == RequestCode.HEART_BEAT
         if is_heartbeat:
@@ -435,15 +435,13 @@ class ClusterClientSession:
         asked for its subscription, at most once in `GROUP_CHECK_S`.
         """
         if answer.code == SUCCESS and not decode_header(HeartbeatResponse, answer.fields).lanes:
-            heartbeat, now_s = (
-                decode_heartbeat(call.command.body),
-                self._backend.clock.monotonic_s(),
-            )
+            conflicts = self._backend.subscription_conflicts
+            heartbeat = decode_heartbeat(call.command.body)
+            now_s = self._backend.clock.monotonic_s()
             for consumer in heartbeat.consumers:
                 key = subscription_key(consumer.group, consumer.subscriptions)
-                subscription_conflicts = self._backend.subscription_conflicts
-                subscription_conflicts.record(consumer.group, self, heartbeat.client_id, key)
-                if subscription_conflicts.start_check_if_due(consumer.group, now_s):
+                conflicts.record(consumer.group, self, heartbeat.client_id, key)
+                if conflicts.start_check_if_due(consumer.group, now_s):
                     self._backend.spawn(self._backend.check_group(call.address, consumer.group))
 
     def _handle_request(self, command: Command, channel: Channel) -> None:

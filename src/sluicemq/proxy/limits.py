@@ -264,7 +264,7 @@ def check_shape(data: bytes, *, has_bodies: bool) -> None:
         if len(data) > REQUEST_BYTES_MAX:
             raise StatusError(
                 Refusal.REQUEST_TOO_LARGE,
-                f"the request has {len(data)} bytes; the limit is {REQUEST_BYTES_MAX}.",
+                f"the request has {len(data)} bytes, the limit is {REQUEST_BYTES_MAX}.",
             )
         return
     if len(data) <= SEND_FIELDS_MAX:

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 LOCAL_ADDRESS: Final = "here"
 """The address of the broker in a `Call`."""
 CACHED_ROUTES_MAX: Final = 10_000
+"""The number of cached routes at which the cache is cleared."""
 CallSoon = Callable[[Callable[[], None]], object]
 """A function that runs a callback in the next iteration of the event loop: `loop.call_soon`."""
 
@@ -78,7 +79,7 @@ def make_local_proxy(
         if not serves:
             backend.suspend()
             return
-        proxy.service.guard = broker.core.guard
+        proxy.dispatcher.guard = broker.core.guard
         broker.core.metric_collectors.append(collector.collect)
         backend.resume(broker.core, broker.dispatcher)
 
@@ -201,9 +202,11 @@ class _SessionTransport(NamedTuple):
     session: "LocalClientSession"
 
     def write(self, data: bytes, /) -> None:
+        """Pass frames from the broker to the session."""
         self.session.write(data)
 
     def close(self) -> None:
+        """Disconnect the session's peer, because the broker closes the connection."""
         self.session.connection_lost()
 
 
@@ -294,9 +297,9 @@ class LocalClientSession:
         """Return the function that sends the client's response to a request from the broker."""
         peer = self.peer
 
-        def answer(command: Command) -> None:
+        def respond(command: Command) -> None:
             command.opaque = request.opaque
             command.flag |= FLAG_RESPONSE
             peer.handle_response(command)
 
-        return answer
+        return respond

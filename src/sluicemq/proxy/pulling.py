@@ -17,8 +17,7 @@ again for the rest of the polling time. Lite topics are not supported; their cal
 
 from collections.abc import Iterable
 
-from sluicemq.client.core import conversations
-from sluicemq.client.core import requests
+from sluicemq.client.core import conversations, requests
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.identity import restart_offset
 from sluicemq.client.core.requests import PullStatus, expect_success, int_field, parse_pull_response
@@ -54,7 +53,7 @@ class Pulling:
         """Respond to all parked pulls that there is no new message."""
         for call in tuple(self._polling_calls):
             status = m.Status(
-                code=Code.MESSAGE_NOT_FOUND, message="no new message: the proxy is about to end"
+                code=Code.MESSAGE_NOT_FOUND, message="no new message: the proxy is shutting down"
             )
             call.reply_all([m.PullMessageResponse(status=status).SerializeToString()])
 

@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from sluicemq.client.core import conversations
-from sluicemq.client.core import requests
+from sluicemq.client.core import conversations, requests
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.requests import expect_success, header_fields, request_error
 from sluicemq.config.proxying import ProxyLimits
@@ -117,7 +116,7 @@ class Receiving:
     def drain(self) -> None:
         """Respond to all parked receives that there is no new message."""
         for call in tuple(self._polling_calls):
-            answers = self._empty_response("no new message: the proxy is about to end")
+            answers = self._empty_response("no new message: the proxy is shutting down")
             call.reply_all([answer.SerializeToString() for answer in answers])
 
     # -------------------------------------------------------------------------------- receive
@@ -225,7 +224,7 @@ class Receiving:
         set_timestamp(answer.delivery_timestamp, self._clock.now_ms())
         return answer
 
-    # ----------------------------------------------------------- what the client does not get
+    # -------------------------------------------- popped messages that the client does not get
 
     def _return_messages(
         self, group: str, topic: str, address: str, found: list[PoppedMessage]
@@ -255,13 +254,13 @@ class Receiving:
             elif one.reconsume_times < times_max:
                 kept.append(one)
             else:
-                bury = dead_letter_request(group, topic, one.handle, one.stored.message_id)
-                answer = yield conversations.Call(address, bury)
+                forward = dead_letter_request(group, topic, one.handle, one.stored.message_id)
+                answer = yield conversations.Call(address, forward)
                 if answer.code == ResponseCode.SUCCESS:  # otherwise it is delivered again
                     yield conversations.Call(address, ack_request(group, topic, one.handle))
         return kept
 
-    # -------------------------------------------------------------------- what becomes of them
+    # ----------------------------------------------------------- acknowledgements and changes
 
     def acknowledge(
         self, client: Client, request: m.AckMessageRequest, call: Call
@@ -413,7 +412,7 @@ class Receiving:
         return handle
 
 
-# --------------------------------------------------------------------------- what a client asks
+# ------------------------------------------------------------- parts of the clients' requests
 
 
 def poll_timeout_ms(
@@ -464,12 +463,9 @@ def to_subscription(topic: str, expression: m.FilterExpression) -> Subscription:
 
 def _tag_subscription(topic: str, text: str) -> Subscription:
     """Return a subscription to tags. Those of usual lengths are cached."""
-    made = (
-        _cached_tag_subscription
-        if len(topic) + len(text) <= CACHED_LENGTH_MAX
-        else _cached_tag_subscription.__wrapped__
-    )
-    return made(topic, text)
+    is_usual = len(topic) + len(text) <= CACHED_LENGTH_MAX
+    create = _cached_tag_subscription if is_usual else _cached_tag_subscription.__wrapped__
+    return create(topic, text)
 
 
 @lru_cache(maxsize=1024)
@@ -530,7 +526,7 @@ def broker_address(masters: dict[str, str], handle: Handle) -> str:
     return address
 
 
-# ---------------------------------------------------------------------- what brokers are asked
+# ------------------------------------------------------------------------ requests to brokers
 
 
 def pop_request(
@@ -643,7 +639,7 @@ def split_acks(
     return single, batches
 
 
-# ----------------------------------------------------------------------------- what they answer
+# ---------------------------------------------------------------------- responses of brokers
 
 
 def decode_popped(answer: Command, broker: str) -> Iterator[PoppedMessage]:
@@ -654,16 +650,16 @@ def decode_popped(answer: Command, broker: str) -> Iterator[PoppedMessage]:
     """
     header = decode_header(PopMessageResponse, answer.fields)
     kinds = _TopicKinds(header.message_offset_info)
-    starts, times = (
-        _parse_numbers_by_queue(header.start_offset_info),
-        _parse_numbers_by_queue(header.order_count_info),
-    )
+    starts = _parse_numbers_by_queue(header.start_offset_info)
+    times = _parse_numbers_by_queue(header.order_count_info)
     pop_ms, invisible_ms, revive = header.pop_ms, header.invisible_ms, header.revive_queue
     for stored in decode_records(answer.body):
         queue_id, offset, count = stored.queue_id, stored.queue_offset, stored.reconsume_times
-        place, kind = stored.physical_offset, kinds.take(stored)
+        position, kind = stored.physical_offset, kinds.take(stored)
         start = starts.get(f"{kind} {queue_id}", offset)
-        handle = Handle(start, pop_ms, invisible_ms, revive, kind, broker, queue_id, offset, place)
+        handle = Handle(
+            start, pop_ms, invisible_ms, revive, kind, broker, queue_id, offset, position
+        )
         if times:
             known = times.get(f"{kind} qo{queue_id}%{offset}") or times.get(f"{kind} {queue_id}")
             count = known or count
@@ -704,7 +700,7 @@ def _parse_numbers_by_queue(info: str | None) -> dict[str, int]:
         return {}
     try:
         pairs = [part.rpartition(" ") for part in info.split(";")]
-        return {place: int(number) for place, _, number in pairs}
+        return {queue: int(number) for queue, _, number in pairs}
     except ValueError:
         raise ProtocolError(f"Malformed header field of a pop response: {info!r}.") from None
 

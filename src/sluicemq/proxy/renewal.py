@@ -110,6 +110,7 @@ class ReceiptHandleRenewer:
         self._is_starting = False
         self._session: ClientSession | None = None
         self.count = 0
+        """The number of tracked messages of all clients."""
 
     def has_room(self, client: Client) -> bool:
         """Return whether another message of the client may be tracked. HOT."""
@@ -133,11 +134,17 @@ class ReceiptHandleRenewer:
     ) -> None:
         """Start to renew a message that the client gets now. HOT."""
         now_ms = self._now_ms()
-        self.add(
-            InFlightMessage(
-                client, group, topic, client_handle, handle, reconsume_times, now_ms, now_ms
-            )
+        message = InFlightMessage(
+            client=client,
+            group=group,
+            topic=topic,
+            client_handle=client_handle,
+            handle=handle,
+            reconsume_times=reconsume_times,
+            received_ms=now_ms,
+            handle_received_ms=now_ms,
         )
+        self.add(message)
 
     def add(self, message: InFlightMessage) -> None:
         """Track a message, also again after `take` if the client's request has failed. HOT.
@@ -150,9 +157,8 @@ class ReceiptHandleRenewer:
             return
         message.is_tracked = True
         self.count += 1
-        self._in_flight.setdefault(message.client, {})[message.group, message.client_handle] = (
-            message
-        )
+        client_messages = self._in_flight.setdefault(message.client, {})
+        client_messages[message.group, message.client_handle] = message
         self._schedule(message)
 
     def _now_ms(self) -> int:
@@ -164,18 +170,15 @@ class ReceiptHandleRenewer:
 
     def _schedule(self, message: InFlightMessage, earliest: int = 0) -> None:
         """Schedule the next renewal of a message, not before the period `earliest`."""
-        due_ms = (
-            message.handle_received_ms + message.handle.invisible_ms - self._limits.renew_ahead_ms
-        )
+        visible_ms = message.handle_received_ms + message.handle.invisible_ms
+        due_ms = visible_ms - self._limits.renew_ahead_ms
         message.due_period = max(due_ms // PERIOD_MS, earliest)
         self._due.setdefault(message.due_period, {})[message] = None
 
     def take(
         self, client: Client, group: str, client_handle: str
     ) -> Conversation[InFlightMessage | None]:
-        """Stop the renewal of a message, because the client handles it now, and return the message.
-
-        HOT.
+        """Stop the renewal of a message that the client acknowledges or changes; return it. HOT.
 
         Waits for a running renewal. Returns None if this proxy does not track the message; if a
         renewal has just ended its tracking, the message is returned all the same.
@@ -244,11 +247,10 @@ class ReceiptHandleRenewer:
         """
         now_ms = self._now_ms()
         is_last = now_ms - message.received_ms >= self._limits.renew_ms_max
-        time_ms = (
-            backoff_ms(message)
-            if is_last
-            else INVISIBLE_STEPS_MS[min(message.renewals, len(INVISIBLE_STEPS_MS) - 1)]
-        )
+        if is_last:
+            time_ms = backoff_ms(message)
+        else:
+            time_ms = INVISIBLE_STEPS_MS[min(message.renewals, len(INVISIBLE_STEPS_MS) - 1)]
         try:
             message.handle = yield from self._change(
                 message.group, message.topic, message.handle, time_ms
@@ -280,10 +282,7 @@ class ReceiptHandleRenewer:
             renewing.set_result(None)
 
     def _return_message(self, message: InFlightMessage) -> Conversation[None]:
-        """Make a message visible to other clients soon.
-
-        If that fails, its invisible time ends by itself.
-        """
+        """Make a message visible to other clients soon. Errors are ignored."""
         with suppress(SluiceError):  # then its invisible time ends by itself
             yield from self._change(
                 message.group, message.topic, message.handle, self._limits.given_back_ms
@@ -298,12 +297,10 @@ def backoff_ms(message: InFlightMessage) -> int:
     settings = message.client.settings
     policy = m.RetryPolicy() if settings is None else settings.backoff_policy
     if policy.WhichOneof("strategy") == "exponential_backoff":
-        found = policy.exponential_backoff
-        steps = found.multiplier ** min(message.reconsume_times, BACKOFF_EXPONENT_MAX)
-        return int(min(to_ms(found.max), to_ms(found.initial) * steps))
-    known = policy.customized_backoff.next
-    return (
-        to_ms(known[min(message.reconsume_times + 2, len(known) - 1)])
-        if known
-        else DEFAULT_BACKOFF_MS
-    )
+        backoff = policy.exponential_backoff
+        factor = backoff.multiplier ** min(message.reconsume_times, BACKOFF_EXPONENT_MAX)
+        return int(min(to_ms(backoff.max), to_ms(backoff.initial) * factor))
+    steps = policy.customized_backoff.next
+    if not steps:
+        return DEFAULT_BACKOFF_MS
+    return to_ms(steps[min(message.reconsume_times + 2, len(steps) - 1)])

@@ -193,7 +193,7 @@ class Proxy:
         Raises ConfigurationError if the port is not available or a certificate is not usable.
         """
         await self._server.start(host, [port])
-        log.info("Listening for gRPC clients on %s:%d.", host or "*", self.port)
+        log.info("The proxy listens for gRPC clients on %s:%d.", host or "*", self.port)
         self._runner = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     async def close(self) -> None:
@@ -259,6 +259,7 @@ class Proxy:
         return orjson.dumps(self.collect_status())
 
     def _tick(self) -> None:
+        """Do the periodic work, and schedule the next call."""
         self._runner = asyncio.get_running_loop().call_later(TICK_S, self._tick)
         self.run()
 
@@ -270,6 +271,7 @@ class Proxy:
                 self.jobs.run_now(f"{name} of {type(service).__name__}", method)
 
     def _connection_lost(self, peer: Peer) -> None:
+        """Forget a closed connection."""
         self.clients.connection_lost(peer)
         self._shares.remove(peer)
 
@@ -294,7 +296,7 @@ class ProxyCollector:
 
     def collect(self) -> "Iterator[Metric]":
         """Yield all metrics with their current values."""
-        from prometheus_client.core import (  # noqa: PLC0415
+        from prometheus_client.core import (  # noqa: PLC0415 - keeps prometheus-client optional
             CounterMetricFamily,
             GaugeMetricFamily,
             HistogramMetricFamily,

@@ -152,14 +152,14 @@ class BidirectionalCall:
 
     __slots__ = ("_call", "_is_running", "_pending", "_pending_bytes", "_start")
 
-    def __init__(self, call: Call, begin: Callable[[Callable[[Any], None], bytes], None]) -> None:
+    def __init__(self, call: Call, start: Callable[[Callable[[Any], None], bytes], None]) -> None:
         """Process the messages of `call` with `start`.
 
         `start` begins to process one message. It gets a callback for the list of responses or the
         error, and the bytes of the message.
         """
         self._call = call
-        self._start = begin
+        self._start = start
         self._pending: deque[bytes] = deque()
         self._pending_bytes = 0
         self._is_running = False
@@ -221,8 +221,7 @@ class MethodStats:
     def __init__(self) -> None:
         self.started_count = 0
         self.count_by_status: Counter[int] = Counter()
-        """The number of ended calls by status code. A gRPC status counts under its negative number.
-        """
+        """The number of ended calls by status code; a gRPC status is negative."""
         self.latency_sum_ms = 0.0
         self._counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 

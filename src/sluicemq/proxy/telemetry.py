@@ -69,6 +69,7 @@ PENDING_COMMANDS_MAX: Final = 1024
 """The maximum number of commands that wait for a reply."""
 
 INT_MAX: Final = (1 << 31) - 1
+"""The largest value of an int32 field."""
 
 CONSUME_TYPES: Final[Mapping[int, str]] = {
     ClientType.PUSH_CONSUMER: bodies.CONSUME_PASSIVELY,
@@ -101,10 +102,10 @@ def to_retry_policy(group: GroupConfig) -> m.RetryPolicy:
     The policy in the group's settings is JSON that an administrator wrote. Invalid values in it are
     replaced by defaults.
     """
-    said = group.retry_policy or {}
+    stored = group.retry_policy or {}
     policy = m.RetryPolicy(max_attempts=min(max(1, group.retry_times_max + 1), INT_MAX))
-    if said.get("type") == "EXPONENTIAL":
-        found = _dict_or_empty(said, "exponentialRetryPolicy")
+    if stored.get("type") == "EXPONENTIAL":
+        found = _dict_or_empty(stored, "exponentialRetryPolicy")
         policy.exponential_backoff.CopyFrom(
             m.ExponentialBackoff(
                 initial=to_duration(_int_or_default(found.get("initial"), 5000)),
@@ -113,7 +114,7 @@ def to_retry_policy(group: GroupConfig) -> m.RetryPolicy:
             )
         )
     else:
-        times = _dict_or_empty(said, "customizedRetryPolicy").get("next")
+        times = _dict_or_empty(stored, "customizedRetryPolicy").get("next")
         known = [_int_or_default(it, 0) for it in times] if isinstance(times, list) else []
         steps = [to_duration(it) for it in known or parse_delay_levels(DEFAULT_LEVELS)]
         policy.customized_backoff.CopyFrom(m.CustomizedBackoff(next=steps))
@@ -131,14 +132,16 @@ def _int_or_default(value: Any, default: int) -> int:
     return value if isinstance(value, int) and 0 <= value < 1 << 40 else default
 
 
-def merge_settings(said: m.Settings, group: GroupConfig | None, limits: ProxyLimits) -> m.Settings:
+def merge_settings(
+    client_settings: m.Settings, group: GroupConfig | None, limits: ProxyLimits
+) -> m.Settings:
     """Return the settings that the server sends back to a client.
 
     They are the client's own settings, including unknown fields, with the values that the server
     decides by its limits and by the settings of the client's group. `group` None means defaults.
     """
     settings = m.Settings()
-    settings.CopyFrom(said)
+    settings.CopyFrom(client_settings)
     settings.metric.CopyFrom(m.Metric(on=False))
     if settings.HasField("publishing"):
         backoff = m.ExponentialBackoff(
@@ -150,7 +153,7 @@ def merge_settings(said: m.Settings, group: GroupConfig | None, limits: ProxyLim
         settings.publishing.validate_message_type = limits.checks_type
         settings.publishing.max_body_size = limits.body_bytes_largest
     else:
-        group = group or GroupConfig(said.subscription.group.name)
+        group = group or GroupConfig(client_settings.subscription.group.name)
         policy = to_retry_policy(group)
         settings.subscription.fifo = group.consume_message_orderly
         settings.subscription.receive_batch_size = limits.batch_size
@@ -195,7 +198,7 @@ def _checked_count(found: Collection[T]) -> Collection[T]:
     if len(found) > TOPICS_PER_CLIENT_MAX:
         raise StatusError(
             Refusal.SETTINGS_TOO_MANY,
-            f"The settings name {len(found)} topics; the limit is {TOPICS_PER_CLIENT_MAX}.",
+            f"The settings name {len(found)} topics, the limit is {TOPICS_PER_CLIENT_MAX}.",
             fix="Use several clients.",
         )
     return found
@@ -219,7 +222,7 @@ def _topics(heartbeat: bodies.Heartbeat) -> Iterator[str]:
         yield from (it.topic for it in consumer.subscriptions)
 
 
-# -------------------------------------------------------------------------------------- the family
+# ------------------------------------------------------------------------------------- the service
 
 
 @dataclass(slots=True)
@@ -255,42 +258,42 @@ class Telemetry:
         Called once a second.
         """
         late_s = self._backend.clock.monotonic_s() - CLIENT_REPLY_S
-        for nonce, command_sent in list(self._pending.items()):
-            if command_sent.sent_s > late_s:
+        for nonce, pending in list(self._pending.items()):
+            if pending.sent_s > late_s:
                 break
             del self._pending[nonce]
-            command_sent.respond(_unanswered_response(command_sent.client))
+            pending.respond(_unanswered_response(pending.client))
 
-    # ------------------------------------------------------------------------ what clients say
+    # ------------------------------------------------------------------------ calls of clients
 
     def telemetry(
-        self, client: Client, said: m.TelemetryCommand, call: Call
+        self, client: Client, message: m.TelemetryCommand, call: Call
     ) -> Conversation[Sequence[m.TelemetryCommand]]:
         """Serve one message of a Telemetry stream, and return the commands to send back.
 
         Settings are merged and returned, and the client joins its groups. A reply to a command is
         passed on to the broker. Raises StatusError, which ends the stream.
         """
-        if not said.HasField("settings"):
+        if not message.HasField("settings"):
             if call not in client.streams:
                 raise StatusError(
                     Refusal.SETTINGS_MISSING,
                     "A stream begins with the client's settings. Send them first.",
                 )
-            self._handle_reply(client, said)
+            self._handle_reply(client, message)
             return ()
         if call.connection.queued_bytes > QUEUED_BYTES_MAX:
             raise StatusError(
                 Refusal.ANSWERS_NOT_TAKEN,
                 "The client does not read its responses. Read from the stream.",
             )
-        heartbeat = to_heartbeat(client.id, said.settings, self._backend.clock.now_ms())
+        heartbeat = to_heartbeat(client.id, message.settings, self._backend.clock.now_ms())
         client.use_stream(call)
         group = None
         for consumer in heartbeat.consumers:
             group = yield from self._backend.fetch_group_config(consumer.group)
         before, client.heartbeat = client.heartbeat, heartbeat
-        client.settings = settings = merge_settings(said.settings, group, self._limits)
+        client.settings = settings = merge_settings(message.settings, group, self._limits)
         status = OK
         try:
             if before is not None:
@@ -344,7 +347,7 @@ class Telemetry:
         Raises StatusError or PermissionDeniedError if a broker refuses the client. Other errors are
         raised only if no broker accepts the heartbeat.
         """
-        wrong: SluiceError | None = None
+        failure: SluiceError | None = None
         is_member = False
         for address in (yield from self._broker_addresses(heartbeat)):
             command = requests.heartbeat(heartbeat)
@@ -357,9 +360,9 @@ class Telemetry:
             except (StatusError, PermissionDeniedError):
                 raise
             except SluiceError as error:
-                wrong = error
-        if wrong is not None and not is_member:
-            raise wrong
+                failure = error
+        if failure is not None and not is_member:
+            raise failure
 
     def _leave_groups(
         self, client: Client, heartbeat: bodies.Heartbeat, now: bodies.Heartbeat | None = None
@@ -381,7 +384,7 @@ class Telemetry:
                         address, requests.unregister(client.id, **group), BROKER_TIMEOUT_S
                     )
 
-    # ----------------------------------------------------------------------- what brokers ask
+    # ------------------------------------------------------------ requests of brokers to clients
 
     def handle_broker_request(self, client: Client, command: Command, respond: Respond) -> None:
         """Handle a request that a broker sends to a client.
@@ -390,10 +393,10 @@ class Telemetry:
         client receives from all queues of a broker, and the broker itself applies offsets that were
         reset.
         """
-        ask = _BROKER_REQUESTS.get(command.code)
+        handle = _BROKER_REQUESTS.get(command.code)
         try:
-            if ask is not None:
-                ask(self, client, command, respond)
+            if handle is not None:
+                handle(self, client, command, respond)
             elif not command.is_oneway:
                 respond(Command(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=UNSUPPORTED_REMARK))
         except SluiceError as error:
@@ -411,12 +414,12 @@ class Telemetry:
 
         If the client has no stream now, the broker repeats the check with it or another producer.
         """
-        asked = parse_check_request(command)
+        check = parse_check_request(command)
         client.send_command(
             m.TelemetryCommand(
                 recover_orphaned_transaction_command=m.RecoverOrphanedTransactionCommand(
-                    message=to_message(asked.message),
-                    transaction_id=format_transaction_id(asked.location),
+                    message=to_message(check.message),
+                    transaction_id=format_transaction_id(check.location),
                 )
             )
         )
@@ -428,18 +431,18 @@ class Telemetry:
         """
         header = decode_header(GetConsumerRunningInfoRequest, command.fields)
 
-        def inform(said: m.TelemetryCommand | None) -> None:
-            stack = None if said is None else said.thread_stack_trace.thread_stack_trace
+        def send_info(reply: m.TelemetryCommand | None) -> None:
+            stack = None if reply is None else reply.thread_stack_trace.thread_stack_trace
             info = to_running_info(client, header.group, stack)
             respond(Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(info)))
 
         if not header.stack_enable:
-            inform(None)
+            send_info(None)
             return
         self._send_to_client(
             client,
             respond,
-            inform,
+            send_info,
             lambda nonce: m.TelemetryCommand(
                 print_thread_stack_trace_command=m.PrintThreadStackTraceCommand(nonce=nonce)
             ),
@@ -452,11 +455,11 @@ class Telemetry:
         message = to_message(decode_record(command.body))
         began_s = self._backend.clock.monotonic_s()
 
-        def report(said: m.TelemetryCommand) -> None:
-            code = said.status.code
+        def send_result(reply: m.TelemetryCommand) -> None:
+            code = reply.status.code
             result = bodies.DirectResult(
                 _RESULT_BY_CODE.get(code, bodies.ConsumeResult.EXCEPTION),
-                said.status.message or f"status {code}",
+                reply.status.message or f"status {code}",
                 int((self._backend.clock.monotonic_s() - began_s) * 1000),
                 client.settings is not None and client.settings.subscription.fifo,
             )
@@ -465,7 +468,7 @@ class Telemetry:
         self._send_to_client(
             client,
             respond,
-            report,
+            send_result,
             lambda nonce: m.TelemetryCommand(
                 verify_message_command=m.VerifyMessageCommand(nonce=nonce, message=message)
             ),
@@ -475,12 +478,12 @@ class Telemetry:
         self,
         client: Client,
         respond: Respond,
-        said: Callable[[m.TelemetryCommand], None],
+        on_reply: Callable[[m.TelemetryCommand], None],
         command: Callable[[str], m.TelemetryCommand],
     ) -> None:
         """Send a command to a client, and wait for its reply.
 
-        `command` creates the command for a nonce. Later, `said` gets the reply, or `respond` an
+        `command` creates the command for a nonce. Later, `on_reply` gets the reply, or `respond` an
         error.
         """
         nonce = f"{next(self._nonces)}"
@@ -488,19 +491,19 @@ class Telemetry:
             respond(_unanswered_response(client))
             return
         self._pending[nonce] = PendingCommand(
-            client, said, respond, self._backend.clock.monotonic_s()
+            client, on_reply, respond, self._backend.clock.monotonic_s()
         )
 
-    def _handle_reply(self, client: Client, said: m.TelemetryCommand) -> None:
+    def _handle_reply(self, client: Client, reply: m.TelemetryCommand) -> None:
         """Pass on a client's reply to a command.
 
         A reply that is unknown or too late is dropped, as are commands of newer clients.
         """
-        nonce = said.thread_stack_trace.nonce or said.verify_message_result.nonce
-        command_sent = self._pending.get(nonce)
-        if command_sent is not None and command_sent.client is client:
+        nonce = reply.thread_stack_trace.nonce or reply.verify_message_result.nonce
+        pending = self._pending.get(nonce)
+        if pending is not None and pending.client is client:
             del self._pending[nonce]
-            command_sent.on_reply(said)
+            pending.on_reply(reply)
 
 
 _BROKER_REQUESTS: Final[Mapping[int, Callable[[Telemetry, Client, Command, Respond], None]]] = {
@@ -509,6 +512,7 @@ _BROKER_REQUESTS: Final[Mapping[int, Callable[[Telemetry, Client, Command, Respo
     RequestCode.CONSUME_MESSAGE_DIRECTLY: Telemetry._request_direct_consumption,
 }
 UNSUPPORTED_REMARK: Final = "This request is not supported by gRPC clients."
+"""The remark of the response to a broker's request that gRPC clients cannot handle."""
 
 
 def _known_heartbeat(client: Client) -> bodies.Heartbeat:

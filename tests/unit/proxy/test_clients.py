@@ -80,7 +80,7 @@ def test_a_client_is_its_accounts_who_may_change_its_key() -> None:
         first, second = (proxy.speaker("c").call("QueryRoute", ROUTE) for _ in range(2))
         clients.remove(clients.by_id["c"])
         client = clients.identify(first, "alice")  # type: ignore[arg-type]
-        with pytest.raises(StatusError, match="another account's") as caught:
+        with pytest.raises(StatusError, match="used by another account") as caught:
             clients.identify(second, "mallory")  # type: ignore[arg-type]
         assert caught.value.code == Code.FORBIDDEN
         clients.identify(first, "alice-2")  # type: ignore[arg-type]

@@ -273,14 +273,14 @@ def test_members_that_want_different_things_are_told_of_once(
         for _ in range(3):
             hear("g", one, "one", key_of("a || b"))
             hear("g", two, "two", key_of("b||a"))
-        assert not found.found
+        assert not found.warnings
         for _ in range(3):
             hear("g", two, "two", key_of("c"))
     assert len(caplog.records) == 1
-    assert "one and two of the group g" in found.found["g"]
+    assert "one and two of the group g" in found.warnings["g"]
     gone: Any = found.remove_session
     gone(two)
-    assert not found.found
+    assert not found.warnings
 
 
 def test_a_member_that_came_in_elsewhere_is_known_by_what_the_broker_heard() -> None:
@@ -290,13 +290,13 @@ def test_a_member_that_came_in_elsewhere_is_known_by_what_the_broker_heard() -> 
     assert not found.start_check_if_due("g", 110.0)
     hear("g", one, "one", key_of("a"))
     hear("g", "b:10911", "a member at b:10911", key_of("b"))
-    assert "one and a member at b:10911 of the group g" in found.found["g"]
+    assert "one and a member at b:10911 of the group g" in found.warnings["g"]
     hear("g", "b:10911", "a member at b:10911", key_of("a"))
-    assert not found.found
+    assert not found.warnings
     hear("g", "b:10911", "a member at b:10911", key_of("b"))
     gone: Any = found.remove_session
     gone(one)
-    assert not found.found
+    assert not found.warnings
     hear("g", "b:10911", "a member at b:10911", key_of("b"))
     assert found.start_check_if_due("g", 110.0), "nothing is left of the group"
 
