@@ -200,7 +200,7 @@ def test_a_failed_acknowledgement_does_not_end_renewal(monkeypatch: pytest.Monke
     async def scene(proxy: Proxied, client: Speaker) -> None:
         handle = await take(proxy, client)
         family = receiving(proxy)
-        monkeypatch.setattr(family, "_asked", failing)
+        monkeypatch.setattr(family, "_acknowledge_at_broker", failing)
         assert (await ack(client, handle)).status.code == Code.PROXY_TIMEOUT
         assert family.renewal.count == 1
 
@@ -261,7 +261,7 @@ def test_a_client_that_goes_while_its_acknowledgement_fails(
             yield Await(ended)
             return m.Status(code=Code.PROXY_TIMEOUT)
 
-        monkeypatch.setattr(family, "_asked", asked)
+        monkeypatch.setattr(family, "_acknowledge_at_broker", asked)
         client.call("AckMessage", ack_request(handle))
         client.close()
         ended.set_result(None)

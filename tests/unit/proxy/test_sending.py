@@ -229,8 +229,8 @@ def test_a_batch_of_two_message_groups_is_refused_and_the_answer_names_both() ->
         answer = await send(client, *batch)
         assert answer.status.code == Code.BAD_REQUEST
         assert answer.status.message == (
-            "the batch has messages of the groups 'G1' and 'G2', and is stored in one queue: send "
-            "each message group by itself."
+            "the batch has messages of the groups 'G1' and 'G2', but is stored in one queue. Send "
+            "each message group in a batch of its own."
         )
         assert await stored(proxy, "typed") == []
 
