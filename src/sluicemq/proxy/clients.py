@@ -254,7 +254,7 @@ class Clients:
             raise StatusError(
                 Refusal.CLIENT_OF_ANOTHER_ACCOUNT,
                 f"The client id {client_id} is used by another account.",
-                fix="Give each client an id of its own.",
+                fix="Use another client id.",
             )
         if peer.closed:
             raise StatusError(Refusal.CONNECTION_CLOSED, "The connection is closed.")

@@ -252,8 +252,8 @@ class ClusterBackend(AsyncioShell):
         with contextlib.suppress(SluiceError):
             answer = await self.send_request(Call(address, command))
             if answer.code == SUCCESS:
-                wants = decode_consumer_connections(answer.body).subscriptions.values()
-                key = subscription_key(group, wants)
+                subscriptions = decode_consumer_connections(answer.body).subscriptions.values()
+                key = subscription_key(group, subscriptions)
                 self.subscription_conflicts.record(group, address, f"a member at {address}", key)
 
     async def close(self) -> None:

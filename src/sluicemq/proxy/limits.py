@@ -192,7 +192,7 @@ class Refusal(Enum):
     CLIENT_ID_MISSING = Code.CLIENT_ID_REQUIRED, "client id cannot be empty"
     CLIENTS_TOO_MANY = Code.TOO_MANY_REQUESTS, "", "clients"
     CLIENT_OF_ANOTHER_ACCOUNT = Code.FORBIDDEN, "", "a client id of another account"
-    CONNECTION_CLOSED = Code.REQUEST_TIMEOUT, "", "a connection that is gone"
+    CONNECTION_CLOSED = Code.REQUEST_TIMEOUT, "", "a connection that is closed"
     SETTINGS_EMPTY = (Code.BAD_REQUEST, "there is no publishing or subscription data in settings")
     SETTINGS_TOO_MANY = Code.BAD_REQUEST, "", "topics of a client"
     SETTINGS_MISSING = Code.BAD_REQUEST, "", "a stream that begins without settings"
@@ -452,7 +452,7 @@ def _check_size(user: Mapping[str, str], texts: str, limits: ProxyLimits) -> Non
 
 
 def _check_group_size(group: str, limit: int) -> None:
-    """Raise StatusError if a message group has `limit` bytes or more; 0 or less is no limit."""
+    """Raise StatusError if a message group has `limit` bytes or more; 0 or less means no limit."""
     size = len(group.encode())
     if 0 < limit <= size:
         text = f"the message group has {size} bytes and must have fewer"
@@ -511,7 +511,7 @@ def check_lite_topic(name: str) -> None:
 
 
 def check_delivery_time(deliver_ms: int, now_ms: int, limits: ProxyLimits) -> None:
-    """Raise StatusError if the delay of a message exceeds the limit; 0 or less is no limit."""
+    """Raise StatusError if the delay of a message exceeds the limit; 0 or less means no limit."""
     if 0 < limits.delay_ms_max < deliver_ms - now_ms:
         text = f"the message is due in {deliver_ms - now_ms} ms"
         raise StatusError(Refusal.DELIVERY_TIME, text, limit=limits.delay_ms_max)

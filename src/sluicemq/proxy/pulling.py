@@ -66,7 +66,7 @@ class Pulling:
         """
         group = checked_group(request.group)
         queue, address = yield from self._resolve_queue(request.message_queue)
-        wanted = to_subscription(queue.topic, request.filter_expression)
+        subscription = to_subscription(queue.topic, request.filter_expression)
         count = min(request.batch_size, BATCH_MAX) if request.batch_size > 0 else BATCH_MAX
         clock, wait_ms = self._backend.clock, to_ms(request.long_polling_timeout)
         if call.remaining_s is not None:
@@ -80,7 +80,7 @@ class Pulling:
                 queue,
                 offset,
                 count_max=count,
-                subscription=wanted,
+                subscription=subscription,
                 suspend_timeout_ms=wait_ms,
             )
             self._polling_calls[call] = None
@@ -103,7 +103,7 @@ class Pulling:
                 )
                 return _pull_responses(Code.ILLEGAL_OFFSET, text, next_offset)
             records = decode_records(answer.data, broker=queue.broker)
-            found = [record for record in records if tag_matches(wanted, record.tag)]
+            found = [record for record in records if tag_matches(subscription, record.tag)]
             if found:
                 return _pull_responses(Code.OK, "OK", next_offset, found)
             is_through = answer.status is PullStatus.NO_NEW_MSG or next_offset <= offset

@@ -144,12 +144,12 @@ class Receiving:
                 f"there are {self.renewal.count} messages that clients of this proxy work on, and "
                 "this client has too many of them. Acknowledge some.",
             )
-        wanted = to_subscription(topic, request.filter_expression)
+        subscription = to_subscription(topic, request.filter_expression)
         broker, address = yield from self._choose_broker(topic, request.message_queue.broker.name)
         config = yield from self._backend.fetch_group_config(group)
         pop = pop_request(
             group,
-            wanted,
+            subscription,
             broker,
             min(request.batch_size, BATCH_MAX),
             invisible_ms,
@@ -164,16 +164,18 @@ class Receiving:
             del self._polling_calls[call]
         if answer.code != ResponseCode.SUCCESS:
             return self._empty_response_for(answer)
-        found = list(decode_popped(answer, broker))
+        popped = list(decode_popped(answer, broker))
         if call.is_closed:
-            yield from self._return_messages(group, topic, address, found)
+            yield from self._return_messages(group, topic, address, popped)
             return []
         times_max = config.retry_times_max + 1 if config is not None else DEFAULT_ATTEMPTS_MAX
-        kept = yield from self._filter_popped(group, wanted, times_max, address, found)
-        if not kept:
+        deliverable = yield from self._filter_popped(
+            group, subscription, times_max, address, popped
+        )
+        if not deliverable:
             return self._empty_response("no match message")
         answers = [_OK_RESPONSE]
-        for stored, handle, times in kept:
+        for stored, handle, times in deliverable:
             one, text = m.ReceiveMessageResponse(), handle.text()
             to_message(stored, text, topic=topic, reconsume_times=times, into=one.message)
             answers.append(one)
@@ -182,21 +184,21 @@ class Receiving:
         answers.append(self._delivery_time())
         return answers
 
-    def _choose_broker(self, topic: str, wanted: str) -> Conversation[tuple[str, str]]:
+    def _choose_broker(self, topic: str, preferred: str) -> Conversation[tuple[str, str]]:
         """Return the name and address of the broker to pop from.
 
-        This is the broker `wanted` if it has readable queues of the topic, or else the next one in
-        round robin. Raises StatusError if no broker has readable queues, and RouteNotFoundError.
+        This is the broker `preferred` if it has readable queues of the topic, or else the next one
+        in round robin. Raises StatusError if no broker has readable queues, and RouteNotFoundError.
         """
         route = yield from self._backend.fetch_route(topic)
         masters = master_addresses(route)
         names = [it.broker for it in route.queues if it.perm & PERM_READ and it.broker in masters]
         if not names:
             raise StatusError(Refusal.NO_READABLE_QUEUE)
-        if wanted not in names:
+        if preferred not in names:
             self._broker_turn += 1
-            wanted = names[self._broker_turn % len(names)]
-        return wanted, masters[wanted]
+            preferred = names[self._broker_turn % len(names)]
+        return preferred, masters[preferred]
 
     def _empty_response_for(self, answer: Command) -> list[m.ReceiveMessageResponse]:
         """Return the responses to a client for a broker's response without messages.
@@ -227,38 +229,42 @@ class Receiving:
     # -------------------------------------------- popped messages that the client does not get
 
     def _return_messages(
-        self, group: str, topic: str, address: str, found: list[PoppedMessage]
+        self, group: str, topic: str, address: str, popped: list[PoppedMessage]
     ) -> Conversation[None]:
         """Make messages visible again soon, because the client has ended its call."""
-        for one in found:
-            command = change_invisible_request(group, topic, one.handle, self._limits.given_back_ms)
+        for message in popped:
+            command = change_invisible_request(
+                group, topic, message.handle, self._limits.given_back_ms
+            )
             yield conversations.Call(address, command)
 
     def _filter_popped(
         self,
         group: str,
-        wanted: Subscription,
+        subscription: Subscription,
         times_max: int,
         address: str,
-        found: list[PoppedMessage],
+        popped: list[PoppedMessage],
     ) -> Conversation[list[PoppedMessage]]:
         """Return the messages that the client is to get. HOT.
 
         A message whose tag does not match, although its hash does, is acknowledged. A message that
         was delivered `times_max` times is forwarded to the dead-letter topic.
         """
-        kept, topic = [], wanted.topic
-        for one in found:
-            if not tag_matches(wanted, one.stored.tag):
-                yield conversations.Call(address, ack_request(group, topic, one.handle))
-            elif one.reconsume_times < times_max:
-                kept.append(one)
+        deliverable, topic = [], subscription.topic
+        for message in popped:
+            if not tag_matches(subscription, message.stored.tag):
+                yield conversations.Call(address, ack_request(group, topic, message.handle))
+            elif message.reconsume_times < times_max:
+                deliverable.append(message)
             else:
-                forward = dead_letter_request(group, topic, one.handle, one.stored.message_id)
+                forward = dead_letter_request(
+                    group, topic, message.handle, message.stored.message_id
+                )
                 answer = yield conversations.Call(address, forward)
                 if answer.code == ResponseCode.SUCCESS:  # otherwise it is delivered again
-                    yield conversations.Call(address, ack_request(group, topic, one.handle))
-        return kept
+                    yield conversations.Call(address, ack_request(group, topic, message.handle))
+        return deliverable
 
     # ----------------------------------------------------------- acknowledgements and changes
 
@@ -531,7 +537,7 @@ def broker_address(masters: dict[str, str], handle: Handle) -> str:
 
 def pop_request(
     group: str,
-    wanted: Subscription,
+    subscription: Subscription,
     broker: str,
     count_max: int,
     invisible_ms: int,
@@ -546,7 +552,7 @@ def pop_request(
     """
     fields = {
         "consumerGroup": group,
-        "topic": wanted.topic,
+        "topic": subscription.topic,
         "queueId": ANY_QUEUE,
         "bname": broker,
         "maxMsgNums": str(count_max),
@@ -554,8 +560,8 @@ def pop_request(
         "pollTime": str(poll_ms),
         "bornTime": "0",
         "initMode": INIT_FROM_END,
-        "expType": wanted.kind,
-        "exp": wanted.expression,
+        "expType": subscription.kind,
+        "exp": subscription.expression,
         "order": "true" if is_order else "false",
     }
     if attempt_id:

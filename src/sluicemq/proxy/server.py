@@ -310,7 +310,7 @@ class ProxyCollector:
             (
                 GaugeMetricFamily,
                 "rocketmq_proxy_up",
-                "1 while it serves.",
+                "1 while the proxy serves.",
                 (),
                 [(int(proxy.is_serving),)],
             ),
@@ -331,14 +331,14 @@ class ProxyCollector:
             (
                 GaugeMetricFamily,
                 "rocketmq_proxy_calls_in_flight",
-                "Calls without an answer yet.",
+                "Calls without a response yet.",
                 ("rpc",),
                 [(name, it.in_flight_count) for name, it in stats_by_method.items()],
             ),
             (
                 CounterMetricFamily,
                 "rocketmq_proxy_calls",
-                "Calls by the status of their answer.",
+                "Calls by the status of their response.",
                 ("rpc", "code"),
                 [
                     (name, code, count)
@@ -349,7 +349,7 @@ class ProxyCollector:
             (
                 CounterMetricFamily,
                 "rocketmq_proxy_undecodable_bodies",
-                "Messages whose body could not be decompressed and was handed on as it is stored.",
+                "Messages whose body could not be decompressed and was delivered as it is stored.",
                 (),
                 [(UNDECODABLE.value,)],
             ),
@@ -368,7 +368,7 @@ class ProxyCollector:
             yield metric
         latency = HistogramMetricFamily(
             "rocketmq_proxy_rpc_latency",
-            "Milliseconds from a call to its answer, with the wait of a long poll.",
+            "Milliseconds from a call to its response, with the wait of a long poll.",
             labels=[*_NODE_LABELS, "rpc"],
         )
         for name, stats in stats_by_method.items():

@@ -371,12 +371,16 @@ class Telemetry:
 
         Errors are ignored: a broker that is not reachable removes the client by itself later.
         """
-        stays = now or bodies.Heartbeat(client.id)
-        kept = {it.group for it in stays.consumers}
+        remaining = now or bodies.Heartbeat(client.id)
+        remaining_groups = {it.group for it in remaining.consumers}
         left = [
-            {"producer": it} for it in heartbeat.producer_groups if it not in stays.producer_groups
+            {"producer": it}
+            for it in heartbeat.producer_groups
+            if it not in remaining.producer_groups
         ]
-        left += [{"consumer": it.group} for it in heartbeat.consumers if it.group not in kept]
+        left += [
+            {"consumer": it.group} for it in heartbeat.consumers if it.group not in remaining_groups
+        ]
         for address in (yield from self._broker_addresses(heartbeat)) if left else ():
             for group in left:
                 with suppress(SluiceError):
