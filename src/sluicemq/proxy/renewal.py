@@ -89,7 +89,7 @@ class InFlightMessage:
     is_tracked: bool = False
     """Whether the message will be renewed."""
     renewing: asyncio.Future[None] | None = None
-    """The end of the renewal that is running or queued; None if there is none."""
+    """A future that completes when the queued or running renewal ends; None without one."""
 
 
 class ReceiptHandleRenewer:

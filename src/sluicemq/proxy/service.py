@@ -372,7 +372,8 @@ class CallDispatcher:
     ) -> None:
         """Send a client's request to a broker, if the account has the permission for it.
 
-        `on_response` gets the response, or a StatusError (FORBIDDEN) without the permission.
+        `on_response` gets the response, a StatusError (FORBIDDEN) without the permission, or a
+        ProtocolError if the request is malformed.
         """
         if self.guard is not None:
             command = call.command
