@@ -416,8 +416,8 @@ def check_message_texts(
 ) -> None:
     """Raise StatusError if a property or other text of a message breaks a limit. HOT.
 
-    `user` has the application's properties. Texts without spaces and special characters are checked
-    together; only other texts are checked one by one.
+    `user` has the application's properties. The texts are checked one by one only if one of them
+    contains a space or an unprintable character.
     """
     if not HIDDEN_PROPERTIES.isdisjoint(user):
         name = next(name for name in user if name in HIDDEN_PROPERTIES)
@@ -520,7 +520,7 @@ def check_delivery_time(deliver_ms: int, now_ms: int, limits: ProxyLimits) -> No
 def check_recovery_time(seconds: int, limits: ProxyLimits) -> None:
     """Raise StatusError if the time until the first transaction check exceeds the limit.
 
-    A limit of 0 or less is none.
+    A limit of 0 or less means no limit.
     """
     if 0 < limits.recovery_s_max < seconds:
         text = f"the transaction has {seconds} s"

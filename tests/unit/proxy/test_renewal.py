@@ -79,7 +79,7 @@ def test_times_grow(monkeypatch: pytest.MonkeyPatch) -> None:
         await passes(proxy, 235)
         assert [time_ms // 60_000 for _, time_ms in times_ms] == [1, 3, 5, 10, 30, 60, 60, 60, 0]
         assert all(9_000 <= left_ms <= 11_000 for left_ms, _ in times_ms)
-        assert times_ms[-1][1] == renewal.WAIT_MS
+        assert times_ms[-1][1] == renewal.DEFAULT_BACKOFF_MS
         assert family.renewal.count == 0
 
     play(scene)
@@ -236,7 +236,7 @@ def test_many_are_renewed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     ("policy", "wait_ms"),
-    [(m.RetryPolicy(), renewal.WAIT_MS),
+    [(m.RetryPolicy(), renewal.DEFAULT_BACKOFF_MS),
      (m.RetryPolicy(customized_backoff=m.CustomizedBackoff(
          next=[m.Duration(seconds=it) for it in (1, 5, 10, 30)])), 30_000),
      (m.RetryPolicy(exponential_backoff=m.ExponentialBackoff(
@@ -247,7 +247,7 @@ def test_the_group_says_when_it_comes_again(policy: m.RetryPolicy, wait_ms: int)
         settings = m.Settings(backoff_policy=policy)
 
     held = renewal.InFlightMessage(Client(), "g", TOPIC, "", Handle(0, 0, 0, 0, 0, "b", 0), 3, 0, 0)  # type: ignore[arg-type]
-    assert renewal.wait_ms(held) == wait_ms
+    assert renewal.backoff_ms(held) == wait_ms
 
 
 def test_a_client_that_goes_while_its_acknowledgement_fails(
