@@ -76,6 +76,7 @@ def make_local_proxy(
     core.metric_collectors.append(collector.collect)
 
     def on_role(serves: bool) -> None:
+        """Follow the end of a role, or the start of the next one (`serves`)."""
         if not serves:
             backend.suspend()
             return

@@ -276,6 +276,13 @@ class Proxy:
         self._shares.remove(peer)
 
 
+_MetricRow = tuple[Any, str, str, tuple[str, ...], list[tuple[Any, ...]]]
+"""The class, name, help text and labels of a metric, and its samples.
+
+A sample has a value for each label, followed by the number.
+"""
+
+
 class ProxyCollector:
     """A Prometheus collector for the metrics of a proxy.
 
@@ -296,47 +303,66 @@ class ProxyCollector:
 
     def collect(self) -> "Iterator[Metric]":
         """Yield all metrics with their current values."""
-        from prometheus_client.core import (  # noqa: PLC0415 - keeps prometheus-client optional
+        from prometheus_client.core import (  # noqa: PLC0415 - only where metrics are served
             CounterMetricFamily,
             GaugeMetricFamily,
             HistogramMetricFamily,
         )
 
+        for make, metric_name, text, labels, samples in self._metrics(
+            CounterMetricFamily, GaugeMetricFamily
+        ):
+            metric = make(metric_name, text, labels=[*_NODE_LABELS, *labels])
+            for *values, number in samples:
+                metric.add_metric([*self._node, *values], number)
+            yield metric
+        latency = HistogramMetricFamily(
+            "rocketmq_proxy_rpc_latency",
+            "Milliseconds from a call to its response, with the wait of a long poll.",
+            labels=[*_NODE_LABELS, "rpc"],
+        )
+        for name, stats in self._proxy.dispatcher.stats_by_method.items():
+            if stats.ended_count:
+                latency.add_metric([*self._node, name], stats.buckets, stats.latency_sum_ms)
+        yield latency
+
+    def _metrics(self, counter: Any, gauge: Any) -> list[_MetricRow]:
+        """Return the metrics that are not histograms. `counter` and `gauge` are their classes."""
         proxy, stats_by_method = self._proxy, self._proxy.dispatcher.stats_by_method
         clients = Counter(
             (it.wire_language, it.version) for it in tuple(proxy.clients.by_id.values())
         )
-        metrics_table: list[tuple[Any, str, str, tuple[str, ...], list[tuple[Any, ...]]]] = [
+        return [
             (
-                GaugeMetricFamily,
+                gauge,
                 "rocketmq_proxy_up",
                 "1 while the proxy serves.",
                 (),
                 [(int(proxy.is_serving),)],
             ),
             (
-                GaugeMetricFamily,
+                gauge,
                 "rocketmq_proxy_connections",
                 "Connections of clients.",
                 (),
                 [(len(proxy.peers),)],
             ),
             (
-                GaugeMetricFamily,
+                gauge,
                 "rocketmq_proxy_clients",
                 "Clients by language and version.",
                 ("language", "version"),
                 [(*key, count) for key, count in clients.most_common(CLIENT_LABELS_MAX)],
             ),
             (
-                GaugeMetricFamily,
+                gauge,
                 "rocketmq_proxy_calls_in_flight",
                 "Calls without a response yet.",
                 ("rpc",),
                 [(name, it.in_flight_count) for name, it in stats_by_method.items()],
             ),
             (
-                CounterMetricFamily,
+                counter,
                 "rocketmq_proxy_calls",
                 "Calls by the status of their response.",
                 ("rpc", "code"),
@@ -347,34 +373,20 @@ class ProxyCollector:
                 ],
             ),
             (
-                CounterMetricFamily,
+                counter,
                 "rocketmq_proxy_undecodable_bodies",
                 "Messages whose body could not be decompressed and was delivered as it is stored.",
                 (),
                 [(UNDECODABLE.value,)],
             ),
             (
-                CounterMetricFamily,
+                counter,
                 "sluicemq_background_failures",
                 "Failures of background jobs, by job.",
                 ("job",),
                 [*self._proxy.jobs.failures.copy().items()],
             ),
         ]
-        for make, metric_name, text, labels, samples in metrics_table:
-            metric = make(metric_name, text, labels=[*_NODE_LABELS, *labels])
-            for *values, number in samples:
-                metric.add_metric([*self._node, *values], number)
-            yield metric
-        latency = HistogramMetricFamily(
-            "rocketmq_proxy_rpc_latency",
-            "Milliseconds from a call to its response, with the wait of a long poll.",
-            labels=[*_NODE_LABELS, "rpc"],
-        )
-        for name, stats in stats_by_method.items():
-            if stats.ended_count:
-                latency.add_metric([*self._node, name], stats.buckets, stats.latency_sum_ms)
-        yield latency
 
     def describe(self) -> "list[Metric]":
         """Return an empty list, so that registering this does not call `collect`."""
