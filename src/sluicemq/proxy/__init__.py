@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from sluicemq.client.core.names import Credentials
 
 STATUS_METHOD: Final = "/sluicemq.Proxy/Status"
-"""The path of SluiceMQ's own method for `sluice proxy status`: an empty request, a JSON response.
-"""
+"""The path of SluiceMQ's own method: an empty request, and the proxy's status as JSON."""
 
 
 def fetch_proxy_status(
@@ -21,10 +20,8 @@ def fetch_proxy_status(
 ) -> dict[str, Any]:
     """Return the status of the proxy at `address`: the JSON object of `Proxy.collect_status`.
 
-    Blocks.
-
-    `credentials` sign the call; None sends it unsigned. Raises ConfigurationError if the server is
-    not a SluiceMQ proxy, and the errors of `net.grpc.call_unary`.
+    The call blocks. `credentials` sign it; None sends it unsigned. Raises ConfigurationError if the
+    server is not a SluiceMQ proxy, and the errors of `net.grpc.call_unary`.
     """
     from sluicemq.client.core.names import Credentials  # noqa: PLC0415 - keeps `--help` fast
     from sluicemq.net.grpc import CallError, StatusCode, call_unary  # noqa: PLC0415 - as above

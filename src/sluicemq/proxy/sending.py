@@ -309,8 +309,8 @@ def to_outgoing_message(
         as_text(properties),
         message_id,
         sys_flag | compressed,
-        0,
-        True,
+        flag=0,
+        wait_store_ok=True,
         sharding_key=properties.get(SHARDING_KEY),
     )
 
@@ -371,7 +371,7 @@ def to_batch(messages: Sequence[m.Message], parts: Sequence[OutgoingMessage]) ->
     )
 
 
-# ------------------------------------------------------------------------------------- answers
+# ----------------------------------------------------------------------------------- responses
 
 
 def _status(code: Code, text: str = "") -> m.Status:
@@ -409,7 +409,7 @@ def to_send_response(
     return m.SendMessageResponse(status=_status(code), entries=[entry] * len(message_ids))
 
 
-# ------------------------------------------------------------------------------ queues, places
+# ------------------------------------------------------------------- queues, transaction ids
 
 _MULTIPLIER: Final = 2862933555777941757
 _MASK: Final = (1 << 64) - 1
@@ -446,11 +446,10 @@ def format_transaction_id(location: PreparedMessageLocation) -> str:
 
 
 def parse_transaction_id(transaction_id: str, topic: str) -> PreparedMessageLocation:
-    """Return the location of the prepared message in a transaction id.
+    """Return the location of the prepared message that a transaction id contains.
 
-    Inverse of `format_transaction_id`.
-
-    Raises StatusError (INVALID_TRANSACTION_ID) for a malformed id.
+    This is the inverse of `format_transaction_id`, for a transaction of `topic`. Raises StatusError
+    (INVALID_TRANSACTION_ID) for a malformed id.
     """
     if not transaction_id.strip():
         raise StatusError(Refusal.TRANSACTION_ID_EMPTY)

@@ -10,8 +10,8 @@ define some of these methods, which the proxy calls by name:
 - `reconnect_all()`: ask clients to connect elsewhere, before the proxy closes.
 - `in_flight_count(client)`: the number of messages that the proxy tracks for a client.
 
-A shutdown loses no response: clients are asked to connect elsewhere, parked calls get a response,
-responses are sent, and then the connections are closed.
+At shutdown, clients are asked to connect elsewhere, and parked calls get a response. Open calls
+then have up to `ProxyLimits.drain_s` seconds to end before the connections are closed.
 """
 
 import asyncio

@@ -20,7 +20,7 @@ class Role:
         self.clock = None
         self.askers: list[object] = []
 
-    def disconnected(self, peer: Peer) -> None: ...
+    def on_disconnect(self, peer: Peer) -> None: ...
 
     def handle_command(self, command: Command, peer: Peer) -> bytes:
         self.askers.append(self.guard.account)
