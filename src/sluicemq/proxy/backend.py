@@ -128,14 +128,14 @@ class ConversationRunner(Generic[T]):
         self._on_done = on_done
         self._resume(_START)
 
-    def _resume(self, answer: Command | Exception) -> None:
+    def _resume(self, response: Command | Exception) -> None:
         """Continue the conversation with a response or an exception, up to its next step."""
         try:
-            if isinstance(answer, Exception):
-                step = self._conversation.throw(answer)
+            if isinstance(response, Exception):
+                step = self._conversation.throw(response)
             else:
-                is_first = answer is _START
-                step = next(self._conversation) if is_first else self._conversation.send(answer)
+                is_first = response is _START
+                step = next(self._conversation) if is_first else self._conversation.send(response)
         except StopIteration as end:
             self._on_done(end.value)
         except Exception as error:  # noqa: BLE001 - the caller responds with it

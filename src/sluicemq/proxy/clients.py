@@ -308,11 +308,11 @@ class Clients:
                 stream.end(StatusCode.UNAVAILABLE, "The proxy is shutting down.")
 
     def _handle_broker_request(
-        self, client: Client, command: Command, answer: Callable[[Command], None]
+        self, client: Client, command: Command, respond: Callable[[Command], None]
     ) -> None:
         """Pass a request from a broker to the current handler."""
-        self.on_broker_request(client, command, answer)
+        self.on_broker_request(client, command, respond)
 
 
-def _ignore_request(client: Client, command: Command, answer: Any) -> None:
+def _ignore_request(client: Client, command: Command, respond: Any) -> None:
     """Ignore a request from a broker, because no handler is set."""

@@ -250,9 +250,9 @@ class ClusterBackend(AsyncioShell):
         """
         command = requests.consumer_connections(group=group)
         with contextlib.suppress(SluiceError):
-            answer = await self.send_request(Call(address, command))
-            if answer.code == SUCCESS:
-                subscriptions = decode_consumer_connections(answer.body).subscriptions.values()
+            response = await self.send_request(Call(address, command))
+            if response.code == SUCCESS:
+                subscriptions = decode_consumer_connections(response.body).subscriptions.values()
                 key = subscription_key(group, subscriptions)
                 self.subscription_conflicts.record(group, address, f"a member at {address}", key)
 
@@ -360,14 +360,14 @@ def _first_success(
     failure: SluiceError | None = None
     for address in addresses:
         try:
-            answer = yield Call(address, command)
+            response = yield Call(address, command)
         except (ConnectionLostError, RequestTimeoutError) as error:
             failure = error
             continue
-        if answer.code == SUCCESS:
-            return answer
-        if answer.code != absent:
-            raise request_error(answer, address)
+        if response.code == SUCCESS:
+            return response
+        if response.code != absent:
+            raise request_error(response, address)
     if failure is not None:
         raise failure
     return None
@@ -419,22 +419,22 @@ class ClusterClientSession:
         if is_heartbeat:
             call.command.fields = {**(call.command.fields or {}), "sluiceLanes": "true"}
         try:
-            answer: Command | SluiceError = await self.send_request(call)
+            response: Command | SluiceError = await self.send_request(call)
         except ClosedError:
-            answer = ConnectionLostError("The client has disconnected.")
+            response = ConnectionLostError("The client has disconnected.")
         except SluiceError as error:
-            answer = error
-        if is_heartbeat and isinstance(answer, Command) and not self._is_closed:
-            self._check_subscriptions(call, answer)
-        on_response(answer)
+            response = error
+        if is_heartbeat and isinstance(response, Command) and not self._is_closed:
+            self._check_subscriptions(call, response)
+        on_response(response)
 
-    def _check_subscriptions(self, call: Call, answer: Command) -> None:
+    def _check_subscriptions(self, call: Call, response: Command) -> None:
         """Record the subscriptions of a heartbeat, unless the broker checks them itself.
 
         A SluiceMQ broker says in its response that it does. For each group, the broker is also
         asked for its subscription, at most once in `GROUP_CHECK_S`.
         """
-        if answer.code == SUCCESS and not decode_header(HeartbeatResponse, answer.fields).lanes:
+        if response.code == SUCCESS and not decode_header(HeartbeatResponse, response.fields).lanes:
             conflicts = self._backend.subscription_conflicts
             heartbeat = decode_heartbeat(call.command.body)
             now_s = self._backend.clock.monotonic_s()

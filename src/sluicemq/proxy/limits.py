@@ -208,7 +208,7 @@ class Refusal(Enum):
 
 
 class StatusError(SluiceError):
-    """A call is answered with this status.
+    """The status with which a call is refused.
 
     When: inside a proxy: a request of a gRPC client breaks a limit, or names something that does
     not exist.

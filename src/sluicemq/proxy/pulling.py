@@ -85,28 +85,28 @@ class Pulling:
             )
             self._polling_calls[call] = None
             try:
-                reply = yield conversations.Call(
+                response = yield conversations.Call(
                     address, command, wait_ms / 1000 + BROKER_RESPONSE_S
                 )
             finally:
                 del self._polling_calls[call]
-            answer = parse_pull_response(reply, address)
-            next_offset = answer.next_offset
-            if answer.status is PullStatus.OFFSET_ILLEGAL:
-                beginning = restart_offset(answer, offset)
+            result = parse_pull_response(response, address)
+            next_offset = result.next_offset
+            if result.status is PullStatus.OFFSET_ILLEGAL:
+                beginning = restart_offset(result, offset)
                 if beginning is not None:
                     next_offset = beginning
                 text = (
                     f"{queue.topic}:{queue.queue_id} on {queue.broker} has the offsets from "
-                    f"{answer.offset_min} up to {answer.offset_max}; instead of {offset} go on at "
+                    f"{result.offset_min} up to {result.offset_max}; instead of {offset} go on at "
                     f"{next_offset}."
                 )
                 return _pull_responses(Code.ILLEGAL_OFFSET, text, next_offset)
-            records = decode_records(answer.data, broker=queue.broker)
+            records = decode_records(result.data, broker=queue.broker)
             found = [record for record in records if tag_matches(subscription, record.tag)]
             if found:
                 return _pull_responses(Code.OK, "OK", next_offset, found)
-            is_through = answer.status is PullStatus.NO_NEW_MSG or next_offset <= offset
+            is_through = result.status is PullStatus.NO_NEW_MSG or next_offset <= offset
             offset = next_offset
             if is_through or clock.monotonic_s() >= until_s:
                 break
@@ -140,8 +140,8 @@ class Pulling:
         """
         group = checked_group(request.group)
         queue, address = yield from self._resolve_queue(request.message_queue)
-        reply = yield conversations.Call(address, requests.offset_of_group(group, queue))
-        offset = int_field(expect_success(reply, address), "offset")
+        response = yield conversations.Call(address, requests.offset_of_group(group, queue))
+        offset = int_field(expect_success(response, address), "offset")
         return m.GetOffsetResponse(status=OK, offset=offset)
 
     def query_offset(
@@ -205,8 +205,8 @@ def _pull_responses(
     code: Code, text: str, next_offset: int, records: Iterable[StoredMessage] = ()
 ) -> list[m.PullMessageResponse]:
     """Return the responses to a pull: a status, the messages, and the next offset."""
-    answers = [m.PullMessageResponse(status=m.Status(code=code, message=text))]
+    responses = [m.PullMessageResponse(status=m.Status(code=code, message=text))]
     for record in records:
-        answers.append(m.PullMessageResponse())
-        to_message(record, into=answers[-1].message)
-    return [*answers, m.PullMessageResponse(next_offset=next_offset)]
+        responses.append(m.PullMessageResponse())
+        to_message(record, into=responses[-1].message)
+    return [*responses, m.PullMessageResponse(next_offset=next_offset)]

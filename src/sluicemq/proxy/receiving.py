@@ -116,8 +116,8 @@ class Receiving:
     def drain(self) -> None:
         """Respond to all parked receives that there is no new message."""
         for call in tuple(self._polling_calls):
-            answers = self._empty_response("no new message: the proxy is shutting down")
-            call.reply_all([answer.SerializeToString() for answer in answers])
+            responses = self._empty_response("no new message: the proxy is shutting down")
+            call.reply_all([response.SerializeToString() for response in responses])
 
     # -------------------------------------------------------------------------------- receive
 
@@ -159,12 +159,12 @@ class Receiving:
         )
         self._polling_calls[call] = None
         try:
-            answer = yield conversations.Call(address, pop, poll_ms / 1000 + BROKER_RESPONSE_S)
+            response = yield conversations.Call(address, pop, poll_ms / 1000 + BROKER_RESPONSE_S)
         finally:
             del self._polling_calls[call]
-        if answer.code != ResponseCode.SUCCESS:
-            return self._empty_response_for(answer)
-        popped = list(decode_popped(answer, broker))
+        if response.code != ResponseCode.SUCCESS:
+            return self._empty_response_for(response)
+        popped = list(decode_popped(response, broker))
         if call.is_closed:
             yield from self._return_messages(group, topic, address, popped)
             return []
@@ -174,15 +174,15 @@ class Receiving:
         )
         if not deliverable:
             return self._empty_response("no match message")
-        answers = [_OK_RESPONSE]
+        responses = [_OK_RESPONSE]
         for stored, handle, times in deliverable:
             one, text = m.ReceiveMessageResponse(), handle.text()
             to_message(stored, text, topic=topic, reconsume_times=times, into=one.message)
-            answers.append(one)
+            responses.append(one)
             if is_renewed:
                 self.renewal.track(client, group, topic, text, handle, times)
-        answers.append(self._delivery_time())
-        return answers
+        responses.append(self._delivery_time())
+        return responses
 
     def _choose_broker(self, topic: str, preferred: str) -> Conversation[tuple[str, str]]:
         """Return the name and address of the broker to pop from.
@@ -200,17 +200,17 @@ class Receiving:
             preferred = names[self._broker_turn % len(names)]
         return preferred, masters[preferred]
 
-    def _empty_response_for(self, answer: Command) -> list[m.ReceiveMessageResponse]:
+    def _empty_response_for(self, response: Command) -> list[m.ReceiveMessageResponse]:
         """Return the responses to a client for a broker's response without messages.
 
         Raises StatusError for an invalid filter, and RequestError for any other unexpected code.
         """
-        if answer.code == ResponseCode.POLLING_FULL:
+        if response.code == ResponseCode.POLLING_FULL:
             return self._empty_response("polling full", Code.TOO_MANY_REQUESTS)
-        if answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
-            raise StatusError(Refusal.FILTER, answer.remark or "the filter does not compile.")
-        if answer.code not in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND):
-            raise request_error(answer)
+        if response.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+            raise StatusError(Refusal.FILTER, response.remark or "the filter does not compile.")
+        if response.code not in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND):
+            raise request_error(response)
         return self._empty_response("no new message")
 
     def _empty_response(
@@ -222,9 +222,9 @@ class Receiving:
 
     def _delivery_time(self) -> m.ReceiveMessageResponse:
         """Return a response with the current time as delivery time."""
-        answer = m.ReceiveMessageResponse()
-        set_timestamp(answer.delivery_timestamp, self._clock.now_ms())
-        return answer
+        response = m.ReceiveMessageResponse()
+        set_timestamp(response.delivery_timestamp, self._clock.now_ms())
+        return response
 
     # -------------------------------------------- popped messages that the client does not get
 
@@ -261,8 +261,8 @@ class Receiving:
                 forward = dead_letter_request(
                     group, topic, message.handle, message.stored.message_id
                 )
-                answer = yield conversations.Call(address, forward)
-                if answer.code == ResponseCode.SUCCESS:  # otherwise it is delivered again
+                response = yield conversations.Call(address, forward)
+                if response.code == ResponseCode.SUCCESS:  # otherwise it is delivered again
                     yield conversations.Call(address, ack_request(group, topic, message.handle))
         return deliverable
 
@@ -315,10 +315,10 @@ class Receiving:
     def _acknowledge_at_broker(self, address: str, command: Command) -> Conversation[m.Status]:
         """Send an acknowledgement to a broker, and return the resulting status."""
         try:
-            answer = yield conversations.Call(address, command)
-            if answer.code == ResponseCode.SUCCESS:
+            response = yield conversations.Call(address, command)
+            if response.code == ResponseCode.SUCCESS:
                 return OK
-            raise to_handle_error(answer)
+            raise to_handle_error(response)
         except SluiceError as error:
             return to_status(error)
 
@@ -358,10 +358,10 @@ class Receiving:
             master_addresses((yield from self._backend.fetch_route(topic))), handle
         )
         command = change_invisible_request(group, topic, handle, time_ms, suspend=suspend)
-        answer = yield conversations.Call(address, command, BROKER_RESPONSE_S)
-        if answer.code != ResponseCode.SUCCESS:
-            raise to_handle_error(answer)
-        header = decode_header(ChangeInvisibleTimeResponse, header_fields(answer))
+        response = yield conversations.Call(address, command, BROKER_RESPONSE_S)
+        if response.code != ResponseCode.SUCCESS:
+            raise to_handle_error(response)
+        header = decode_header(ChangeInvisibleTimeResponse, header_fields(response))
         if not header.pop_ms:  # an ordered group has passed the message: nothing changed
             return handle
         return handle._replace(
@@ -648,18 +648,18 @@ def split_acks(
 # ---------------------------------------------------------------------- responses of brokers
 
 
-def decode_popped(answer: Command, broker: str) -> Iterator[PoppedMessage]:
+def decode_popped(response: Command, broker: str) -> Iterator[PoppedMessage]:
     """Yield the messages of a pop, each with its handle. Raises ProtocolError. HOT.
 
     A handle is built from the header of the response. The property POP_CK is never used as a
     handle, because the producer of a stored message may have written it.
     """
-    header = decode_header(PopMessageResponse, answer.fields)
+    header = decode_header(PopMessageResponse, response.fields)
     kinds = _TopicKinds(header.message_offset_info)
     starts = _parse_numbers_by_queue(header.start_offset_info)
     times = _parse_numbers_by_queue(header.order_count_info)
     pop_ms, invisible_ms, revive = header.pop_ms, header.invisible_ms, header.revive_queue
-    for stored in decode_records(answer.body):
+    for stored in decode_records(response.body):
         queue_id, offset, count = stored.queue_id, stored.queue_offset, stored.reconsume_times
         position, kind = stored.physical_offset, kinds.take(stored)
         start = starts.get(f"{kind} {queue_id}", offset)
@@ -711,14 +711,14 @@ def _parse_numbers_by_queue(info: str | None) -> dict[str, int]:
         raise ProtocolError(f"Malformed header field of a pop response: {info!r}.") from None
 
 
-def to_handle_error(answer: Command) -> StatusError | RequestError:
+def to_handle_error(response: Command) -> StatusError | RequestError:
     """Return the error for a broker's response that refuses a handle.
 
     A client retries forever unless the status says that the handle is wrong (spec/grpc.md §7).
     """
-    if answer.code in _UNKNOWN_HANDLE:
-        return StatusError(Refusal.HANDLE_UNKNOWN, answer.remark or "no such message")
-    return request_error(answer)
+    if response.code in _UNKNOWN_HANDLE:
+        return StatusError(Refusal.HANDLE_UNKNOWN, response.remark or "no such message")
+    return request_error(response)
 
 
 def to_ack_response(
@@ -731,12 +731,12 @@ def to_ack_response(
     """
     if not statuses:
         raise StatusError(Refusal.ENTRIES_NONE, "Name the messages to acknowledge.")
-    answer = m.AckMessageResponse()
+    response = m.AckMessageResponse()
     for number, entry in enumerate(request.entries):
         status = statuses[number]
-        one = answer.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
+        one = response.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
         one.status.code, one.status.message = status.code, status.message
     codes = {status.code for status in statuses.values()}
     code = Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS
-    answer.status.code, answer.status.message = code, code.name
-    return answer
+    response.status.code, response.status.message = code, code.name
+    return response

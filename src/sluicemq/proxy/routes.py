@@ -69,20 +69,20 @@ class Routing:
         route = yield from self._backend.fetch_route(name)
         config = yield from self._backend.fetch_topic_config(name)
         types, endpoints = accepted_types(config), advertised_endpoints(request.endpoints, client)
-        answer = m.QueryRouteResponse(status=OK)
+        response = m.QueryRouteResponse(status=OK)
         copies = {data.broker: sorted(data.addresses) for data in route.brokers}
         for data in route.queues:
             for broker_id in copies.get(data.broker, ()):
                 broker = m.Broker(name=data.broker, id=broker_id, endpoints=endpoints)
                 for queue_id, permission in queue_permissions(data):
-                    answer.message_queues.add(
+                    response.message_queues.add(
                         topic=request.topic,
                         id=queue_id,
                         permission=permission,
                         broker=broker,
                         accept_message_types=types,
                     )
-        return answer
+        return response
 
     def query_assignment(
         self, client: Client, request: m.QueryAssignmentRequest, call: Call
@@ -96,7 +96,7 @@ class Routing:
         route = yield from self._backend.fetch_route(name)
         config = yield from self._backend.fetch_group_config(group)
         endpoints = advertised_endpoints(request.endpoints, client)
-        answer = m.QueryAssignmentResponse(status=OK)
+        response = m.QueryAssignmentResponse(status=OK)
         masters = {data.broker for data in route.brokers if MASTER_ID in data.addresses}
         for data in route.queues:
             if not data.perm & PERM_READ or data.broker not in masters:
@@ -104,7 +104,7 @@ class Routing:
             is_ordered = config is not None and config.consume_message_orderly
             queues = range(data.read_queues) if is_ordered else (ANY_QUEUE,)
             for queue_id in queues:
-                answer.assignments.add(
+                response.assignments.add(
                     message_queue=m.MessageQueue(
                         topic=request.topic,
                         id=queue_id,
@@ -112,9 +112,9 @@ class Routing:
                         broker=m.Broker(name=data.broker, id=MASTER_ID, endpoints=endpoints),
                     )
                 )
-        if not answer.assignments:
+        if not response.assignments:
             raise StatusError(Refusal.NO_READABLE_QUEUE)
-        return answer
+        return response
 
 
 def queue_permissions(data: QueueData) -> Iterator[tuple[int, Permission]]:

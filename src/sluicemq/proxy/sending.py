@@ -153,17 +153,19 @@ class Sending:
         command = requests.send(topic, queue, outgoing, born_ms, batch=is_batch, is_brief=is_batch)
         address = topic_queues.masters[queue.broker]
         try:
-            answer = yield BrokerCall(address, command)
+            response = yield BrokerCall(address, command)
         except (ConnectionLostError, RequestTimeoutError):
             self._chooser.record_failure(queue.broker, self._clock.monotonic_s())
             raise
         now_s = self._clock.monotonic_s()
         self._chooser.record_latency(queue.broker, now_s - began_s, now_s)
-        transaction_id = header_fields(answer).get("transactionId", "")
-        if outgoing.sys_flag & PREPARED and answer.code == SUCCESS:
-            (result,) = requests.parse_send_response(answer, queue, (outgoing.message_id,), address)
+        transaction_id = header_fields(response).get("transactionId", "")
+        if outgoing.sys_flag & PREPARED and response.code == SUCCESS:
+            (result,) = requests.parse_send_response(
+                response, queue, (outgoing.message_id,), address
+            )
             transaction_id = format_transaction_id(locate_prepared(result, topic))
-        return to_send_response(answer, [it.message_id for it in parts], transaction_id, address)
+        return to_send_response(response, [it.message_id for it in parts], transaction_id, address)
 
     def _find_topic(self, resource: m.Resource) -> Conversation[TopicQueues]:
         """Return the queues of a topic for sending. HOT.
@@ -218,9 +220,9 @@ class Sending:
         state = _STATE_BY_RESOLUTION.get(request.resolution, TransactionState.UNKNOWN)
         is_check = request.source == m.TransactionSource.SOURCE_SERVER_CHECK
         command = make_end_request(location, state, is_check=is_check)
-        answer = yield BrokerCall(address, command)
+        response = yield BrokerCall(address, command)
         if not command.is_oneway:
-            expect_success(answer, address)
+            expect_success(response, address)
         return m.EndTransactionResponse(status=OK)
 
     def recall_message(
@@ -242,10 +244,10 @@ class Sending:
             group=topic, topic=topic, recall_handle=request.recall_handle, broker=handle.broker
         )
         address = _master_address(topic_queues.masters, handle.broker, Refusal.RECALL_BROKER)
-        answer = yield BrokerCall(
+        response = yield BrokerCall(
             address, requests.make_request(RequestCode.RECALL_MESSAGE, header)
         )
-        message_id = header_fields(expect_success(answer, address)).get("msgId", handle.unique_id)
+        message_id = header_fields(expect_success(response, address)).get("msgId", handle.unique_id)
         return m.RecallMessageResponse(status=OK, message_id=message_id)
 
 
@@ -380,18 +382,18 @@ def _status(code: Code, text: str = "") -> m.Status:
 
 
 def to_send_response(
-    answer: Command, message_ids: Sequence[str], transaction_id: str, address: str
+    response: Command, message_ids: Sequence[str], transaction_id: str, address: str
 ) -> m.SendMessageResponse:
     """Return the response to a send, with an entry for each message. HOT.
 
     All messages of one request are stored together, so they have one status. Raises RequestError if
     they are not stored.
     """
-    if answer.code == SUCCESS:
-        offset = requests.int_field(answer, "queueOffset")
-        handle = header_fields(answer).get("recallHandle")
-        response = m.SendMessageResponse(status=OK)
-        add = response.entries.add
+    if response.code == SUCCESS:
+        offset = requests.int_field(response, "queueOffset")
+        handle = header_fields(response).get("recallHandle")
+        result = m.SendMessageResponse(status=OK)
+        add = result.entries.add
         for index, message_id in enumerate(message_ids):
             add(
                 status=OK,
@@ -400,11 +402,11 @@ def to_send_response(
                 transaction_id=transaction_id,
                 recall_handle=handle,
             )
-        return response
-    code = _CODE_BY_UNSAFE_STATUS.get(answer.code)
+        return result
+    code = _CODE_BY_UNSAFE_STATUS.get(response.code)
     if code is None:
-        raise requests.request_error(answer, address)
-    text = f"send message failed, sendStatus={SendStatus(answer.code).name}"
+        raise requests.request_error(response, address)
+    text = f"send message failed, sendStatus={SendStatus(response.code).name}"
     entry = m.SendResultEntry(status=_status(code, text))
     return m.SendMessageResponse(status=_status(code), entries=[entry] * len(message_ids))
 

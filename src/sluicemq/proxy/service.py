@@ -200,8 +200,8 @@ class BidirectionalCall:
             error = to_telemetry_error(result)
             self._call.end(error.code, str(error))
             return
-        for answer in result:
-            self._call.send(answer.SerializeToString())
+        for response in result:
+            self._call.send(response.SerializeToString())
         self._start_next()
 
 
@@ -399,9 +399,9 @@ class CallDispatcher:
             result = method.response(status=to_status(result))
             result = [result] if method.streams_responses else result
         if method.streams_responses:
-            answers: Sequence[Any] = result
-            stats.record_end(answers[0].status.code if answers else Code.OK, call.age_s)
-            call.reply_all([answer.SerializeToString() for answer in answers])
+            responses: Sequence[Any] = result
+            stats.record_end(responses[0].status.code if responses else Code.OK, call.age_s)
+            call.reply_all([response.SerializeToString() for response in responses])
         else:
             stats.record_end(result.status.code, call.age_s)
             call.reply(result.SerializeToString())

@@ -798,7 +798,7 @@ PROXY: Final = (
         "the broker refused to store the dead letter, so the message is lost",
         "sluicemq.proxy.receiving",
         "Receiving._filter_popped",
-        "if answer.code == ResponseCode.SUCCESS:",
+        "if response.code == ResponseCode.SUCCESS:",
         "if True:",
         "tests/unit/proxy/test_receiving.py",
     ),
