@@ -9,7 +9,7 @@ This mapping is in memory only. Another proxy accepts the client's handle until 
 When a client disconnects, its messages are returned to the broker, for delivery to other clients
 after about a second.
 
-    tracked -> due 10 s before its invisible time ends -> renewed and due again
+    tracked -> due 10 s before its invisible duration ends -> renewed and due again
             -> taken when the client acknowledges or changes it
 
 Requests are sent over one session of the proxy itself, at most `REQUESTS_MAX` at a time.
@@ -44,7 +44,7 @@ PERIOD_MS: Final = 1_000
 RETRY_PERIODS: Final = 3
 """The number of periods after which a failed renewal is retried.
 
-This allows three attempts before the invisible time ends.
+This allows three attempts before the invisible duration ends.
 """
 IN_FLIGHT_MAX: Final = 100_000
 """The maximum number of tracked messages of all clients."""
@@ -283,7 +283,7 @@ class ReceiptHandleRenewer:
 
     def _return_message(self, message: InFlightMessage) -> Conversation[None]:
         """Make a message visible to other clients soon. Errors are ignored."""
-        with suppress(SluiceError):  # then its invisible time ends by itself
+        with suppress(SluiceError):  # then its invisible duration ends by itself
             yield from self._change(
                 message.group, message.topic, message.handle, self._limits.given_back_ms
             )
