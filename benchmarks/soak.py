@@ -44,7 +44,7 @@ from sluicemq.client.core.requests import heartbeat
 from sluicemq.errors import SluiceError
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import StoredMessage
-from sluicemq.proxy.receiving import ack_request, pop_request, popped_in
+from sluicemq.proxy.receiving import ack_request, decode_popped, pop_request
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
@@ -269,7 +269,7 @@ async def popping(mq: Sluice, traffic: Traffic, is_over: asyncio.Event) -> None:
                 answer = await mq.admin.run(ask(request, broker))
                 if answer.code != ResponseCode.SUCCESS:
                     continue
-                for found in popped_in(answer, broker):
+                for found in decode_popped(answer, broker):
                     number += 1
                     if number % 10:
                         done = ack_request(POPS, PLAIN, found.handle)

@@ -162,8 +162,8 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
     "Proxy for gRPC": (
         Row("A request", "net.grpc:MESSAGE_BYTES_MAX", "RESOURCE_EXHAUSTED", ("is above the limit of", "net/grpc.py")),
         Row("... that carries no bodies of messages", "proxy.limits:REQUEST_BYTES_MAX", "PAYLOAD_TOO_LARGE", ("the request has", _PROXY)),
-        Row("... that sends: messages and their fields", "proxy.limits:SENT_FIELDS_MAX", "PAYLOAD_TOO_LARGE", ("messages and fields of messages.", _PROXY)),
-        Row("... its messages without their bodies", "proxy.limits:SENT_REST_BYTES_MAX", "PAYLOAD_TOO_LARGE", ("bytes beside their bodies.", _PROXY)),
+        Row("... that sends: messages and their fields", "proxy.limits:SEND_FIELDS_MAX", "PAYLOAD_TOO_LARGE", ("messages and fields of messages.", _PROXY)),
+        Row("... its messages without their bodies", "proxy.limits:SEND_METADATA_BYTES_MAX", "PAYLOAD_TOO_LARGE", ("bytes in addition to their bodies.", _PROXY)),
         Row("Headers of a request", "wire.hpack:LIST_BYTES_MAX", "ENHANCE_YOUR_CALM", ("The headers of a request are above the limit of", "wire/hpack.py")),
         Row("Body of a message", "config.proxying:ProxyLimits.body_bytes_max", "MESSAGE_BODY_TOO_LARGE", ("message body cannot exceed the max", _PROXY), "`maxMessageSize` of rmq-proxy.json"),
         Row("Properties of a message", "userPropertyMaxNum", "MESSAGE_PROPERTIES_TOO_LARGE", ("too many user properties", _PROXY)),
@@ -182,9 +182,9 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
         Row("How far the date that a call signs may be away, with access control", "sluiceGrpcDateSeconds", "UNAUTHORIZED", ("The date of the signature for accessKey=", "acl/verdict.py")),
         Row("A proxy that ends waits for answers at most", "grpcShutdownTimeSeconds"),
         Row("Acknowledgements of one request", "proxy.receiving:ENTRIES_MAX", "refused", ("send some at a time.", "proxy/receiving.py")),
-        Row("Clients of a connection", "proxy.clients:CLIENTS_A_CONNECTION_MAX", "TOO_MANY_REQUESTS", ("clients on this connection and", "proxy/clients.py")),
+        Row("Clients of a connection", "proxy.clients:CLIENTS_PER_CONNECTION_MAX", "TOO_MANY_REQUESTS", ("clients on this connection and", "proxy/clients.py")),
         Row("Clients", "proxy.clients:CLIENTS_MAX", "as above", ("clients on this connection and", "proxy/clients.py")),
-        Row("Messages whose invisible time the proxy renews", "proxy.renewal:HELD_MAX", "TOO_MANY_REQUESTS", ("clients of this proxy work on", "proxy/receiving.py")),
+        Row("Messages whose invisible time the proxy renews", "proxy.renewal:IN_FLIGHT_MAX", "TOO_MANY_REQUESTS", ("clients of this proxy work on", "proxy/receiving.py")),
         Row("Streams (calls) of a connection at a time", "net.http2:STREAMS_MAX", "REFUSED_STREAM: clients wait"),
     ),
     "Console and assistants": (

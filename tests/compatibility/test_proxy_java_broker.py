@@ -25,9 +25,9 @@ from conftest import missing_tool_is_a_reason
 from sluicemq.client.sync.admin import Admin
 from sluicemq.model.ids import parse_host
 from sluicemq.net.grpc import call_unary
-from sluicemq.proxy import STATUS
+from sluicemq.proxy import STATUS_METHOD
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.cluster import LOOK_GROUP_S
+from sluicemq.proxy.cluster import GROUP_CHECK_S
 from sluicemq.proxy.messages import ClientType, Code, MessageType
 from thorough import ALL
 from waiting import limit, wait_for
@@ -267,7 +267,7 @@ def test_a_client_is_a_member_of_its_group_at_the_broker(place: Place) -> None:
 
 
 def warnings(proxy_address: str, group: Group) -> list[str]:
-    status = json.loads(call_unary(proxy_address, STATUS, b"", (), tls=None))
+    status = json.loads(call_unary(proxy_address, STATUS_METHOD, b"", (), tls=None))
     return [text for text in status["warnings"] if group.group.name in text]
 
 
@@ -279,13 +279,13 @@ def test_members_that_want_different_things_are_told_of(place: Place) -> None:
     for caller, expression in ((early, "a"), (late, "b"), (later, "c")):
         caller.join(consumer(group, expression))
     wait_for(lambda: warnings(place.proxies[1], group))
-    assert "subscribe to different things" in place.logs[1].read_text()
+    assert "have different subscriptions" in place.logs[1].read_text()
 
     def is_told() -> list[str]:
         early.ask("Heartbeat", group=group.group, client_type=ClientType.SIMPLE_CONSUMER)
         return warnings(place.proxies[0], group)
 
-    wait_for(is_told, LOOK_GROUP_S + 30)
+    wait_for(is_told, GROUP_CHECK_S + 30)
     assert "a member at" in is_told()[0]
 
 

@@ -175,12 +175,12 @@ def masked_fields(request: Command, fields: Mapping[str, str]) -> Iterator[tuple
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_handle_that_the_proxy_makes_is_the_one_that_the_real_broker_wrote(name: str) -> None:
     """The proxy trusts no property of a message; the header of the answer says the same."""
-    popped_in = pytest.importorskip("sluicemq.proxy.receiving").popped_in
+    decode_popped = pytest.importorskip("sluicemq.proxy.receiving").decode_popped
     for record in records(name):
         command = command_of(record)
         if "msgOffsetInfo" not in (command.fields or {}) or not command.body:
             continue
-        for popped in popped_in(command, "broker-g"):
+        for popped in decode_popped(command, "broker-g"):
             written = popped.stored.properties.get("POP_CK")
             assert written is None or popped.handle._replace(physical_offset=-1) == Handle.parse(
                 written

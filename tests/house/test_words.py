@@ -41,6 +41,7 @@ REWRITTEN: tuple[str, ...] = (
     "client/tasks.py",
     "net",
     "operate",
+    "proxy",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""
 
@@ -58,7 +59,7 @@ BANNED = {
     r"\bquick (twin|way)\b": "fast path",
     r"\bcannot be had\b": "is not available",
     r"\bLeave it away\b": "remove it",
-    r"\bis no (?!longer\b|more\b|such\b)[a-z]+\b": "is not a …",
+    r"(?<![Tt]here )\bis no (?!longer\b|more\b|such\b)[a-z]+\b": "is not a …",
     r"\b(a|the) life of\b": "incarnation; run; lifetime",
     r"\bfar as that goes\b": "as far as possible",
     r"\bWho\b [a-z]+s\b": "begin with the thing that acts",

@@ -18,7 +18,7 @@ from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import RequestError, SluiceError, StoreFullError
 from sluicemq.net.channel import dial
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.local import proxy_of
+from sluicemq.proxy.local import make_local_proxy
 from sluicemq.record.codec import decode_record
 from sluicemq.testing.consensus import MemoryConsensus
 from sluicemq.wire.codes import ResponseCode
@@ -266,7 +266,7 @@ async def test_clients_of_grpc_stay_where_they_are_while_the_master_moves(
     await topic(first)
     await until(lambda: "T" in second.broker.core.topics)
     clients = [
-        Proxied(None, proxy_of(node.broker)).speaker(f"c{node.number}")  # type: ignore[arg-type]
+        Proxied(None, make_local_proxy(node.broker)).speaker(f"c{node.number}")  # type: ignore[arg-type]
         for node in (first, second)
     ]
     for number, client in enumerate(clients):

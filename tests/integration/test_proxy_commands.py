@@ -18,7 +18,7 @@ from click.testing import CliRunner
 pytest.importorskip("google.protobuf")
 
 from sluicemq.cli import main
-from sluicemq.proxy import STATUS
+from sluicemq.proxy import STATUS_METHOD
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.service import PATH
 from sluicemq.testing.embedded import embedded
@@ -92,11 +92,11 @@ async def test_members_that_come_by_grpc_are_shown() -> None:
 
 async def test_a_proxy_of_somebody_else_is_told_from_ours() -> None:
     async with embedded(tcp=True, proxy=True) as mq:
-        del mq.servers.proxies["broker-a"].methods[STATUS]
+        del mq.servers.proxies["broker-a"].methods[STATUS_METHOD]
         address = mq.servers.proxy_address
         found = await asyncio.to_thread(CliRunner().invoke, main, ["proxy", "status", address])
         assert found.exit_code == 1
-        assert f"{address} is no proxy of SluiceMQ" in found.stderr
+        assert f"{address} is not a SluiceMQ proxy" in found.stderr
 
 
 @pytest.mark.parametrize(

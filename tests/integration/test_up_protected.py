@@ -18,7 +18,7 @@ from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import RequestError
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.grpc import CallError
-from sluicemq.proxy import proxy_status
+from sluicemq.proxy import fetch_proxy_status
 from sluicemq.wire.frames import Command
 from sluicemq.wire.signature import sign_command
 from waiting import limit
@@ -158,7 +158,7 @@ def secret_is_nowhere(pid: int, directory: Path, line: str) -> None:
 def test_up_in_one_process(processes: Processes, tmp_path: Path) -> None:
     pid, words, line = started(processes, tmp_path, "--proxy-port", "0", "--console")
     is_sealed_and_works(words, 1)
-    assert proxy_status(words["proxy"], OPERATOR)["mode"] == "local"
+    assert fetch_proxy_status(words["proxy"], OPERATOR)["mode"] == "local"
     secret_is_nowhere(pid, tmp_path, line)
     opener = urllib.request.build_opener(
         urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar())
@@ -176,9 +176,9 @@ def test_up_with_brokers_and_their_proxy(processes: Processes, tmp_path: Path) -
     is_sealed_and_works(words, 2)
     assert len(children_of(pid)) == 3, "two brokers and a proxy"
     secret_is_nowhere(pid, tmp_path, line)
-    assert proxy_status(words["proxy"], OPERATOR)["mode"] == "cluster"
+    assert fetch_proxy_status(words["proxy"], OPERATOR)["mode"] == "cluster"
     with pytest.raises(CallError, match="UNAUTHORIZED"):
-        proxy_status(words["proxy"], None)
+        fetch_proxy_status(words["proxy"], None)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from sluicemq.net.limits import NULL_SCHEDULER
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.clients import CLIENT_ID
 from sluicemq.proxy.cluster import ClusterBackend
-from sluicemq.proxy.local import proxy_of
+from sluicemq.proxy.local import make_local_proxy
 from sluicemq.proxy.server import Proxy
 from sluicemq.proxy.service import PATH
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
@@ -147,7 +147,7 @@ class Speaker:
         """The connection breaks."""
         for call in self.calls:
             call.lose()
-        self._proxy.service.clients.disconnected(self.peer)
+        self._proxy.dispatcher.clients.connection_lost(self.peer)
 
 
 TelemetryCommand = m.TelemetryCommand
@@ -160,7 +160,7 @@ class Proxied:
         self.mq = mq
         self.proxy = proxy
         self.backend = proxy.backend
-        self.service, self.methods = proxy.service, proxy.methods
+        self.dispatcher, self.methods = proxy.dispatcher, proxy.methods
         self._ports = 50_000
 
     def speaker(self, client_id: str = "c", **headers: str) -> Speaker:
@@ -179,7 +179,7 @@ async def proxied(
 ) -> AsyncIterator[Proxied]:
     """`settings`: keys of a broker.conf."""
     async with embedded(clock=clock, store=store, settings=settings) as mq:
-        yield Proxied(mq, proxy_of(mq.servers.broker, limits=limits))
+        yield Proxied(mq, make_local_proxy(mq.servers.broker, limits=limits))
 
 
 @contextlib.asynccontextmanager

@@ -38,7 +38,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.system_names import is_retry_topic, is_system_group
 from sluicemq.model.topic import CONTRACTS, DLQ_PREFIX, RETRY_PREFIX, GroupConfig
-from sluicemq.proxy import proxy_status
+from sluicemq.proxy import fetch_proxy_status
 from sluicemq.wire.bodies import GroupMatching, RunningInfo
 from sluicemq.wire.codes import version_name
 
@@ -169,7 +169,7 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
     of_proxies = [
         one | {"proxy": address}
         for address in proxies
-        for one in proxy_status(address, admin.credentials)["clients"]
+        for one in fetch_proxy_status(address, admin.credentials)["clients"]
         if one["group"] == name
     ]
     filters = [(one.broker, topic) for one in admin.matching(name) for topic in one.topics]

@@ -1,4 +1,4 @@
-"""The gRPC side of RocketMQ 5: `apache.rocketmq.v2.MessagingService` before brokers."""
+"""The gRPC server of RocketMQ 5 (`apache.rocketmq.v2.MessagingService`) in front of brokers."""
 
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,29 +11,33 @@ from sluicemq.wire.signature import call_date, sign_call
 if TYPE_CHECKING:
     from sluicemq.client.core.names import Credentials
 
-STATUS: Final = "/sluicemq.Proxy/Status"
-"""A method of ours, for `sluice proxy status`: no message in, JSON out."""
+STATUS_METHOD: Final = "/sluicemq.Proxy/Status"
+"""The path of SluiceMQ's own method: an empty request, and the proxy's status as JSON."""
 
 
-def proxy_status(
+def fetch_proxy_status(
     address: str, credentials: "Credentials | tuple[str, str] | None"
 ) -> dict[str, Any]:
-    """What a proxy does now; it blocks. Raises ConfigurationError for something that is none of
-    ours, and what `net.grpc.ask` raises."""
-    from sluicemq.client.core.names import Credentials  # noqa: PLC0415 - not for `--help`
-    from sluicemq.net.grpc import CallError, StatusCode, call_unary  # noqa: PLC0415
-    from sluicemq.net.tls import Tls  # noqa: PLC0415
+    """Return the status of the proxy at `address`: the JSON object of `Proxy.collect_status`.
+
+    The call blocks. `credentials` sign it; None sends it unsigned. Raises ConfigurationError if the
+    server is not a SluiceMQ proxy, and the errors of `net.grpc.call_unary`.
+    """
+    from sluicemq.client.core.names import Credentials  # noqa: PLC0415 - keeps `--help` fast
+    from sluicemq.net.grpc import CallError, StatusCode, call_unary  # noqa: PLC0415 - as above
+    from sluicemq.net.tls import Tls  # noqa: PLC0415 - as above
 
     account, now = Credentials.from_value(credentials), call_date(SYSTEM_CLOCK.now_ms())
     metadata = sign_call(account.access_key, account.secret_key, now) if account else ()
     try:
         found: dict[str, Any] = orjson.loads(
-            call_unary(address, STATUS, b"", metadata, tls=Tls.resolve(None))
+            call_unary(address, STATUS_METHOD, b"", metadata, tls=Tls.resolve(None))
         )
     except CallError as error:
         if error.code != StatusCode.UNIMPLEMENTED:
             raise
         raise ConfigurationError(
-            f"{address} is no proxy of SluiceMQ: {error}", fix="Name one of `sluice up`."
+            f"{address} is not a SluiceMQ proxy: {error}",
+            fix="Use the address of a proxy that `sluice up` started.",
         ) from error
     return found

@@ -1,11 +1,16 @@
-"""What the proxy stands on: a broker in its own process, or a cluster behind name servers.
+"""The interface between the proxy and the brokers that it serves: `Backend` and `ClientSession`.
 
-There is one form in which the proxy talks to brokers: requests of the remoting protocol. To them a
-client of gRPC is a client like all: its `Link` carries its requests, and what they ask of it. What
-belongs to brokers (retries, contract, lanes, dead letters) is decided there and nowhere twice.
+There are two backends: a broker in the same process (`local.py`) and a cluster behind name servers
+(`cluster.py`).
 
-A call is a Talk (`client.core.talks`): it yields requests and returns its answer. `ConversationRun`
-holds one without a task, since a broker in the same process mostly answers in the same turn.
+The proxy talks to brokers only in requests of the remoting protocol. For a broker, a gRPC client is
+a client like any other: its `ClientSession` carries its requests to brokers and the brokers'
+requests to it. The rules of consumer groups (retries, contract, lanes, dead letters) are therefore
+implemented once, in the broker.
+
+Each gRPC call is served by a conversation (`client.core.conversations`), a generator that yields
+requests and returns the response. `ConversationRunner` runs it with callbacks instead of a task,
+because a broker in the same process mostly responds in the same iteration of the event loop.
 """
 
 import asyncio
@@ -21,55 +26,76 @@ from sluicemq.model.topic import MASTER_ID, GroupConfig, TopicConfig, TopicRoute
 from sluicemq.wire.frames import Command
 
 T = TypeVar("T")
-Answered = Callable[[Command | Exception], None]
-Ask = Callable[[Call, Answered], None]
+OnResponse = Callable[[Command | Exception], None]
+"""A callback that gets the response to a request, or the error that occurred instead."""
+SendRequest = Callable[[Call, OnResponse], None]
+"""A function that sends a request and calls the callback once with the result."""
 OnRequest = Callable[[Command, Callable[[Command], None]], None]
-"""What a broker asks of a client, and how it is answered; a one-way request wants no answer."""
-ITSELF: Final = Host("127.0.0.1", 0)
-"""The address of the proxy as a client of its own, which may do all."""
+"""A callback for a request from a broker to a client, and the function that sends its response.
+
+A one-way request needs no response.
+"""
+PROXY_HOST: Final = Host("127.0.0.1", 0)
+"""The address of the proxy when it acts as a client on its own behalf, with all permissions."""
 
 
-class Link(Protocol):
-    """A client of the proxy, as brokers see it."""
+class ClientSession(Protocol):
+    """One client of the proxy, as the brokers see it."""
 
-    def ask(self, call: Call, answered: Answered) -> None:
-        """`answered` is called once, also from within: with what came, whatever its code, or with
-        the error (ConnectionLostError, RequestTimeoutError)."""
+    def send(self, call: Call, on_response: OnResponse) -> None:
+        """Send a request to the broker at `call.address`.
+
+        `on_response` is called exactly once, possibly before this method returns. It gets the
+        response with any response code, or the error (ConnectionLostError, RequestTimeoutError).
+        """
         ...
 
     def close(self) -> None:
-        """The client is gone: its long polls end, and groups lose a member."""
+        """End the session because the client has disconnected.
+
+        Brokers end its long polls and remove it from its groups.
+        """
         ...
 
 
 class Backend(Protocol):
-    """Brokers, and what is known of them."""
+    """The brokers that a proxy serves, and lookups of their routes and settings."""
 
     clock: Clock
 
-    def link(self, remote: Host, local: Host, on_request: OnRequest) -> Link:
-        """For a client at the address `remote`, which came in by `local`."""
+    def open_session(self, remote: Host, local: Host, on_request: OnRequest) -> ClientSession:
+        """Return a new session for a client at the address `remote`.
+
+        `local` is the address at which the client reached the proxy. `on_request` is called with
+        each request that a broker sends to the client.
+        """
         ...
 
-    def route(self, topic: str) -> Conversation[TopicRoute]:
-        """Its addresses are those that a Call takes. Raises RouteNotFoundError."""
+    def fetch_route(self, topic: str) -> Conversation[TopicRoute]:
+        """Return the route of a topic. Its addresses can be used as `Call.address`.
+
+        Raises RouteNotFoundError if the topic does not exist.
+        """
         ...
 
-    def topic(self, name: str) -> Conversation[TopicConfig | None]:
-        """As one of its brokers keeps it; None: none does."""
+    def fetch_topic_config(self, name: str) -> Conversation[TopicConfig | None]:
+        """Return the settings of a topic as one broker has them; None if it does not exist."""
         ...
 
-    def group(self, name: str) -> Conversation[GroupConfig | None]:
-        """As one of the brokers keeps it; None: none does."""
+    def fetch_group_config(self, name: str) -> Conversation[GroupConfig | None]:
+        """Return the settings of a group as one broker has them; None if it does not exist."""
         ...
 
-    def warnings(self) -> list[str]:
-        """What an operator has to know, a sentence each."""
+    def list_warnings(self) -> list[str]:
+        """Return the current warnings for the operator, one sentence each."""
         ...
 
 
-def masters_of(route: TopicRoute) -> dict[str, str]:
-    """Broker name -> address of its master, as a Call takes it."""
+def master_addresses(route: TopicRoute) -> dict[str, str]:
+    """Return the address of each broker's master by broker name, as a Call takes it.
+
+    Brokers without a master are left out.
+    """
     return {
         data.broker: data.addresses[MASTER_ID]
         for data in route.brokers
@@ -77,52 +103,65 @@ def masters_of(route: TopicRoute) -> dict[str, str]:
     }
 
 
-_BEGIN = Command(0)
+_START = Command(0)
+"""The value by which `_resume` recognises the first step of a conversation."""
 
 
-class ConversationRun(Generic[T]):
-    """A Talk under way. It begins at once; `done` gets its result or its error."""
+class ConversationRunner(Generic[T]):
+    """One running conversation, driven by callbacks.
 
-    __slots__ = ("_ask", "_done", "_talk")
+    It starts when it is created, and needs no task. `on_done` is called once with the result of
+    the conversation or the exception that it raised.
+    """
+
+    __slots__ = ("_conversation", "_on_done", "_send")
 
     def __init__(
-        self, talk: Conversation[T], ask: Ask, done: Callable[[T | Exception], None]
+        self,
+        conversation: Conversation[T],
+        send: SendRequest,
+        on_done: Callable[[T | Exception], None],
     ) -> None:
-        self._talk = talk
-        self._ask = ask
-        self._done = done
-        self._next(_BEGIN)
+        """Start the conversation. `send` sends its requests."""
+        self._conversation = conversation
+        self._send = send
+        self._on_done = on_done
+        self._resume(_START)
 
-    def _next(self, answer: Command | Exception) -> None:
+    def _resume(self, response: Command | Exception) -> None:
+        """Continue the conversation with a response or an exception, up to its next step."""
         try:
-            if isinstance(answer, Exception):
-                step = self._talk.throw(answer)
+            if isinstance(response, Exception):
+                step = self._conversation.throw(response)
             else:
-                step = next(self._talk) if answer is _BEGIN else self._talk.send(answer)
+                is_first = response is _START
+                step = next(self._conversation) if is_first else self._conversation.send(response)
         except StopIteration as end:
-            self._done(end.value)
-        except Exception as error:  # noqa: BLE001 - whoever began it has to answer
-            self._done(error)
+            self._on_done(end.value)
+        except Exception as error:  # noqa: BLE001 - the caller responds with it
+            self._on_done(error)
         else:
             if isinstance(step, Call):
-                self._ask(step, self._next)
-            elif isinstance(step, Exclusive):  # a question more does no harm
-                ConversationRun(step.conversation, self._ask, self._went_on)
+                self._send(step, self._resume)
+            elif isinstance(step, Exclusive):
+                # The lock is not taken: sending the same request twice does no harm here.
+                ConversationRunner(step.conversation, self._send, self._resume_after_conversation)
             elif isinstance(step, Sleep):
-                asyncio.get_running_loop().call_later(step.seconds, self._next, Command(0))
+                asyncio.get_running_loop().call_later(step.seconds, self._resume, Command(0))
             elif isinstance(step.value, asyncio.Future):
-                step.value.add_done_callback(partial(self._waited, step))
+                step.value.add_done_callback(partial(self._resume_after_future, step))
             else:
-                raise TypeError(f"a call of the proxy waits for {step!r}")
+                raise TypeError(f"The proxy cannot run the step {step!r} of a conversation.")
 
-    def _went_on(self, result: object) -> None:
-        self._next(result if isinstance(result, Exception) else Command(0))
+    def _resume_after_conversation(self, result: object) -> None:
+        """Continue after an inner conversation has ended with a result or an exception."""
+        self._resume(result if isinstance(result, Exception) else Command(0))
 
-    def _waited(self, step: Await, future: asyncio.Future[object]) -> None:
-        """What the backend looks up has been found."""
+    def _resume_after_future(self, step: Await, future: asyncio.Future[object]) -> None:
+        """Continue after the future of an `Await` step; its result is stored in the step."""
         if future.cancelled():
-            self._next(ConnectionLostError("The proxy is closing."))
+            self._resume(ConnectionLostError("The proxy is closing."))
             return
         error = future.exception()
         step.value = None if error else future.result()
-        self._went_on(error)
+        self._resume_after_conversation(error)

@@ -1,9 +1,11 @@
-"""Who is connected: clients by their id, what they have said of themselves, and their end.
+"""The clients of a proxy, by client id.
 
-A client is everything that says one client id, over one connection or several; it is gone with the
-last of them. To brokers it is a member by its `Link`: what they ask of it comes to `on_asked`
-(`telemetry.py`), and reaches it over its telemetry streams. It may have several of those, since a
-stream that broke is replaced before its end is noticed: the one that it spoke on last counts.
+All connections that use the same client id belong to one client. The client is removed when its
+last connection closes. Brokers see it as a member of its groups through its `ClientSession`.
+Requests that brokers send to it go to `Clients.on_broker_request` (`telemetry.py`), and reach the
+client through a telemetry stream. A client may have several telemetry streams, because it replaces
+a broken stream before the proxy notices the end of the old one. Commands go to the stream on which
+the client sent its last message.
 """
 
 import re
@@ -16,26 +18,39 @@ from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.grpc import Call, StatusCode
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import Backend, Link, OnRequest
+from sluicemq.proxy.backend import Backend, ClientSession, OnRequest
 from sluicemq.proxy.limits import Refusal, StatusError
 from sluicemq.proxy.messages import Code
 from sluicemq.wire import bodies
 from sluicemq.wire.frames import LANGUAGES, VERSION, Command
 
 CLIENT_ID: Final = "x-mq-client-id"
+"""The metadata key of the client id."""
 LANGUAGE: Final = "x-mq-language"
+"""The metadata key of the client's programming language."""
 VERSION_HEADER: Final = "x-mq-client-version"
+"""The metadata key of the client's version."""
 CLIENT_ID_MAX: Final = 255
+"""The maximum length of a client id, in characters."""
 CLIENTS_MAX: Final = 50_000
-CLIENTS_A_CONNECTION_MAX: Final = 1024
-"""Java's clients have a connection each; those of a C++ process share theirs."""
-STREAMS_MAX: Final = 4
+"""The maximum number of clients of one proxy."""
+CLIENTS_PER_CONNECTION_MAX: Final = 1024
+"""The maximum number of clients on one connection.
+
+A Java client has its own connection; the clients of a C++ process share theirs.
+"""
+STREAMS_PER_CLIENT_MAX: Final = 4
+"""The number of telemetry streams of a client above which its oldest stream is ended."""
 QUEUED_BYTES_MAX: Final = 1 << 20
-"""A client that does not take what waits for it is sent no more commands."""
+"""The number of unsent bytes on a connection above which the client gets no more commands."""
 
 _V5_0_0: Final = 413
-"""In RocketMQ's table of versions (spec/remoting.md §4), where each patch has two numbers."""
+"""The number of version 5.0.0 in RocketMQ's table of versions (spec/remoting.md §4).
+
+Each patch release has two numbers in it.
+"""
 _LANGUAGES: Final = {"GOLANG": "GO", "DOT_NET": "DOTNET"}
+"""Language names of gRPC clients that the remoting protocol spells differently."""
 
 
 OK: Final = m.Status(code=Code.OK, message=Code.OK.name)
@@ -43,8 +58,12 @@ OK: Final = m.Status(code=Code.OK, message=Code.OK.name)
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """One client for whoever looks. `kind` is RocketMQ's name of its client type, "" while it has
-    said nothing; `topics` have their expressions, "" for those that it sends to."""
+    """A snapshot of one client, for status pages and tools.
+
+    `kind` is RocketMQ's name of its client type, or "" before its settings have arrived. `topics`
+    has the filter expression of each subscribed topic, and "" for the topics that the client sends
+    to. `since_ms` is the time of its first call, in milliseconds since 1970.
+    """
 
     client_id: str
     kind: str
@@ -58,14 +77,25 @@ class ClientInfo:
 
 
 class Client:
-    """One client: everything that says the same client id."""
+    """One client: all connections that use the same client id."""
 
     __slots__ = (
-        "_streams", "access_key", "connections", "id", "language", "link", "local", "member",
-        "remote", "settings", "since_ms", "version",
-    )  # fmt: skip
+        "_streams",
+        "access_key",
+        "connections",
+        "heartbeat",
+        "id",
+        "language",
+        "local",
+        "remote",
+        "session",
+        "settings",
+        "since_ms",
+        "version",
+    )
 
-    def __init__(self, call: Call, backend: Backend, on_request: "OnAsked") -> None:
+    def __init__(self, call: Call, backend: Backend, on_request: "OnBrokerRequest") -> None:
+        """Create the client that made `call`, and open its session with brokers."""
         headers, peer = call.headers, call.connection.peer
         self.id = headers[CLIENT_ID]
         self.language = headers.get(LANGUAGE, "")
@@ -74,40 +104,48 @@ class Client:
         self.local: Host = peer.local
         self.since_ms = backend.clock.now_ms()
         self.access_key = ""
-        """Of the account that signed its last call."""
+        """The access key of the account that signed the client's last call, or ""."""
         self.connections: set[Peer] = set()
         self.settings: m.Settings | None = None
-        """What it has said of itself, with what it was told (`telemetry.merged`)."""
-        self.member: bodies.Heartbeat | None = None
-        """The same as brokers are told it; None without settings."""
+        """The client's settings, merged with those of the server (`telemetry.merge_settings`)."""
+        self.heartbeat: bodies.Heartbeat | None = None
+        """The heartbeat by which brokers know the client; None before its settings have arrived."""
         self._streams: list[Call] = []
-        asked: OnRequest = partial(on_request, self)
-        self.link: Link = backend.link(peer.remote, peer.local, asked)
+        handle_request: OnRequest = partial(on_request, self)
+        self.session: ClientSession = backend.open_session(peer.remote, peer.local, handle_request)
+        """The client's connection to brokers."""
 
     @property
     def streams(self) -> list[Call]:
-        """Its telemetry streams, the one that it spoke on last behind the others."""
+        """The open telemetry streams, with the one that the client used last at the end."""
         self._streams = [it for it in self._streams if not it.is_closed]
         return self._streams
 
     @property
-    def telemetry(self) -> Call | None:
-        """Where commands for it go."""
+    def command_stream(self) -> Call | None:
+        """The telemetry stream to which commands are sent, or None if no stream is open."""
         streams = self.streams
         return streams[-1] if streams else None
 
-    def spoke(self, stream: Call) -> None:
-        """A message came on a telemetry stream."""
+    def use_stream(self, stream: Call) -> None:
+        """Make a stream the one to which commands are sent, because the client has just used it.
+
+        Ends the oldest stream if there are more than `STREAMS_PER_CLIENT_MAX`.
+        """
         streams = self.streams
         if stream in streams:
             streams.remove(stream)
         streams.append(stream)
-        if len(streams) > STREAMS_MAX:
+        if len(streams) > STREAMS_PER_CLIENT_MAX:
             streams[0].end(StatusCode.RESOURCE_EXHAUSTED, "The client has newer streams.")
 
-    def tell(self, command: m.TelemetryCommand) -> bool:
-        """Sends it a command. False when it has no stream, or does not take what waits there."""
-        stream = self.telemetry
+    def send_command(self, command: m.TelemetryCommand) -> bool:
+        """Send a command to the client.
+
+        Return False, without sending, if the client has no stream or has not read what was sent
+        before.
+        """
+        stream = self.command_stream
         if stream is None or stream.connection.queued_bytes > QUEUED_BYTES_MAX:
             return False
         stream.send(command.SerializeToString())
@@ -115,45 +153,53 @@ class Client:
 
     @property
     def wire_language(self) -> str:
-        """As heartbeats name it. Settings come first: Node's metadata say HTTP."""
-        said = self.settings.user_agent.language if self.settings is not None else 0
-        names = next((it.name for it in m.Language if it == said), ""), self.language.upper()
-        known = (_LANGUAGES.get(it, it) for it in names)
-        return next((it for it in known if it in LANGUAGES), "OTHER")
+        """The name of the client's language in heartbeats of the remoting protocol.
+
+        The settings take precedence, because the metadata of Node.js clients say HTTP.
+        """
+        number = self.settings.user_agent.language if self.settings is not None else 0
+        in_settings = next((it.name for it in m.Language if it == number), "")
+        names = (_LANGUAGES.get(it, it) for it in (in_settings, self.language.upper()))
+        return next((it for it in names if it in LANGUAGES), "OTHER")
 
     @property
     def wire_version(self) -> int:
-        """Its version as a number of RocketMQ's table; that of this proxy if it is no 5.x.y."""
+        """The client's version as a number of RocketMQ's table.
+
+        A version that is not 5.x.y counts as the version of this proxy.
+        """
         found = re.fullmatch(r"[vV]?5\.(\d)\.(\d)", self.version)
         return VERSION if found is None else _V5_0_0 + 2 * (10 * int(found[1]) + int(found[2]))
 
     @property
     def info(self) -> ClientInfo:
-        settings, member = self.settings, self.member
-        topics = dict.fromkeys(member.producer_groups if member is not None else (), "")
-        consumers = member.consumers if member is not None else ()
+        """A snapshot of the client."""
+        settings, heartbeat = self.settings, self.heartbeat
+        topics = dict.fromkeys(heartbeat.producer_groups if heartbeat is not None else (), "")
+        consumers = heartbeat.consumers if heartbeat is not None else ()
         for consumer in consumers:
             topics |= {it.topic: it.expression for it in consumer.subscriptions}
         return ClientInfo(
-            self.id,
-            kind_of(settings) if settings is not None else "",
-            self.wire_language,
-            self.version,
-            tuple(sorted(str(it.remote) for it in self.connections)),
-            self.since_ms,
-            consumers[0].group if consumers else "",
-            topics,
-            self.telemetry is not None,
+            client_id=self.id,
+            kind=client_type_name(settings) if settings is not None else "",
+            language=self.wire_language,
+            version=self.version,
+            addresses=tuple(sorted(str(it.remote) for it in self.connections)),
+            since_ms=self.since_ms,
+            group=consumers[0].group if consumers else "",
+            topics=topics,
+            has_stream=self.command_stream is not None,
         )
 
 
-def kind_of(settings: m.Settings) -> str:
-    """RocketMQ's name of a client type; of a newer one its number."""
+def client_type_name(settings: m.Settings) -> str:
+    """Return RocketMQ's name of the client type in the settings, or its number if it is unknown."""
     number = settings.client_type
     return next((it.name for it in m.ClientType if it == number), f"{number}")
 
 
-OnAsked = Callable[[Client, Command, Callable[[Command], None]], None]
+OnBrokerRequest = Callable[[Client, Command, Callable[[Command], None]], None]
+"""A callback with a client, a broker's request to it, and the function that sends the response."""
 
 
 class Clients:
@@ -162,94 +208,111 @@ class Clients:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._by_peer: dict[Peer, dict[Client, None]] = {}
-        self._number = 0
+        self._reconnect_count = 0
         self.by_id: dict[str, Client] = {}
-        self.on_gone: list[Callable[[Client], None]] = []
-        """Told of each client that is gone, as long as its link is there."""
-        self.on_asked: OnAsked = _ignore
-        """What a broker asks of a client."""
+        """The clients by client id."""
+        self.on_removed: list[Callable[[Client], None]] = []
+        """Callbacks that are called with each removed client, before its session is closed."""
+        self.on_broker_request: OnBrokerRequest = _ignore_request
+        """The handler of requests that brokers send to clients."""
 
-    def of(self, call: Call, access_key: str) -> Client:
-        """Whose call it is. An account may change its key, but not join another one's client over
-        a new connection: it would be told what is for that one. Raises StatusError
-        (CLIENT_ID_REQUIRED, TOO_MANY_REQUESTS, FORBIDDEN). HOT."""
+    def identify(self, call: Call, access_key: str) -> Client:
+        """Return the client that made the call, and register it with its first call. HOT.
+
+        `access_key` is that of the account that signed the call, or "". An account may change its
+        key. But on a new connection, a client id can only be used with the same key as before: the
+        connection would otherwise get commands for the other client. Raises StatusError
+        (CLIENT_ID_REQUIRED, TOO_MANY_REQUESTS, FORBIDDEN).
+        """
         client, peer = self.by_id.get(call.headers.get(CLIENT_ID, "")), call.connection.peer
         if client is None or peer not in client.connections:
-            client = self._connected(client, call, access_key)
+            client = self._register(client, call, access_key)
         client.access_key = access_key
         return client
 
-    def _connected(self, client: Client | None, call: Call, access_key: str) -> Client:
-        """The first call of a client over a connection."""
+    def _register(self, client: Client | None, call: Call, access_key: str) -> Client:
+        """Return the client after its first call over a connection. Raises StatusError.
+
+        `client` is the client that already uses the client id, or None.
+        """
         client_id, peer = call.headers.get(CLIENT_ID, ""), call.connection.peer
-        mine = self._by_peer.get(peer, {})
+        connection_clients = self._by_peer.get(peer, {})
         if not client_id or len(client_id) > CLIENT_ID_MAX:
             raise StatusError(
                 Refusal.CLIENT_ID_MISSING,
-                f"the metadata lack {CLIENT_ID}, or it is longer than {CLIENT_ID_MAX} characters.",
+                f"set {CLIENT_ID} in the metadata, to at most {CLIENT_ID_MAX} characters.",
             )
-        if len(mine) >= CLIENTS_A_CONNECTION_MAX or len(self.by_id) >= CLIENTS_MAX:
+        if len(connection_clients) >= CLIENTS_PER_CONNECTION_MAX or len(self.by_id) >= CLIENTS_MAX:
             raise StatusError(
                 Refusal.CLIENTS_TOO_MANY,
-                f"There are {len(mine)} clients on this connection and {len(self.by_id)} in all, "
-                f"the limits are {CLIENTS_A_CONNECTION_MAX} and {CLIENTS_MAX}.",
+                f"There are {len(connection_clients)} clients on this connection and "
+                f"{len(self.by_id)} in all; "
+                f"the limits are {CLIENTS_PER_CONNECTION_MAX} and {CLIENTS_MAX}.",
                 fix="Use fewer clients, or another proxy.",
             )
         if client is not None and client.access_key != access_key:
             raise StatusError(
                 Refusal.CLIENT_OF_ANOTHER_ACCOUNT,
-                f"The client id {client_id} is another account's.",
-                fix="Give each client an id of its own.",
-            )  # fmt: skip
+                f"The client id {client_id} is used by another account.",
+                fix="Use another client id.",
+            )
         if peer.closed:
-            raise StatusError(Refusal.CONNECTION_CLOSED, "The connection is gone.")
+            raise StatusError(Refusal.CONNECTION_CLOSED, "The connection is closed.")
         if client is None:
-            client = self.by_id[client_id] = Client(call, self._backend, self._asked)
+            client = self.by_id[client_id] = Client(
+                call, self._backend, self._handle_broker_request
+            )
         client.connections.add(peer)
-        self._by_peer.setdefault(peer, mine)[client] = None
+        self._by_peer.setdefault(peer, connection_clients)[client] = None
         return client
 
-    def disconnected(self, peer: Peer) -> None:
-        """A connection is gone, and with their last one the clients that it was of."""
+    def connection_lost(self, peer: Peer) -> None:
+        """Forget a closed connection, and remove the clients that have no other connection."""
         for client in self._by_peer.pop(peer, ()):
             client.connections.discard(peer)
             if not client.connections:
-                self.end(client)
+                self.remove(client)
 
-    def end(self, client: Client) -> None:
-        """A client is gone, or says so: what it may still say makes another one of it, so that
-        connections outlive the clients they were of."""
+    def remove(self, client: Client) -> None:
+        """Remove a client that has disconnected or terminated.
+
+        A later call with its client id registers a new client, so a connection may outlive its
+        clients.
+        """
         if self.by_id.get(client.id) is not client:
             return
         del self.by_id[client.id]
         for peer in client.connections:
             self._by_peer[peer].pop(client, None)
         try:
-            for callback in self.on_gone:
+            for callback in self.on_removed:
                 callback(client)
         finally:
-            client.link.close()
+            client.session.close()
 
-    def inventory(self) -> list[ClientInfo]:
-        """All clients, by id."""
+    def list_clients(self) -> list[ClientInfo]:
+        """Return a snapshot of each client, sorted by client id."""
         return [client.info for _, client in sorted(self.by_id.items())]
 
     def reconnect_all(self) -> None:
-        """Tells clients to open other connections: this proxy is about to end."""
+        """Ask all clients to open new connections, because this proxy is about to close."""
         for client in list(self.by_id.values()):
-            self._number += 1
-            nonce = m.ReconnectEndpointsCommand(nonce=f"{self._number}")
-            client.tell(m.TelemetryCommand(reconnect_endpoints_command=nonce))
+            self._reconnect_count += 1
+            nonce = m.ReconnectEndpointsCommand(nonce=f"{self._reconnect_count}")
+            client.send_command(m.TelemetryCommand(reconnect_endpoints_command=nonce))
 
     def drain(self) -> None:
-        """Ends the telemetry streams, which else end last: the client opens them elsewhere."""
+        """End all telemetry streams. Clients then open them at another proxy."""
         for client in list(self.by_id.values()):
             for stream in client.streams:
-                stream.end(StatusCode.UNAVAILABLE, "The proxy shuts down.")
+                stream.end(StatusCode.UNAVAILABLE, "The proxy is shutting down.")
 
-    def _asked(self, client: Client, command: Command, answer: Callable[[Command], None]) -> None:
-        self.on_asked(client, command, answer)
+    def _handle_broker_request(
+        self, client: Client, command: Command, respond: Callable[[Command], None]
+    ) -> None:
+        """Pass a request from a broker to the current handler."""
+        self.on_broker_request(client, command, respond)
 
 
-def _ignore(client: Client, command: Command, answer: Any) -> None:
-    """Nobody is there to pass it on."""
+def _ignore_request(client: Client, command: Command, respond: Any) -> None:
+    """Ignore a request from a broker, because no handler is set."""

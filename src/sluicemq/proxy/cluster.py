@@ -1,16 +1,17 @@
-"""A cluster behind its name servers as the proxy's backend.
+"""The backend of a proxy that serves a cluster behind name servers.
 
-    client --gRPC--> proxy --a connection a client and broker--> brokers
-                           --one connection for the proxy------> name servers, settings of topics
+    client --gRPC--> proxy --one connection per client and broker--> brokers
+                           --one connection for the proxy itself---> name servers, topic settings
 
-What a broker keeps by connection (members of groups, producers, long polls, what it asks of a
-client) is kept for each client of the proxy apart: so each has connections of its own, opened when
-the first request goes there, and closing them ends all of it, as if the client itself had gone. A
-broker sees the proxy's address on all of them.
+A broker keeps group members, producers, long polls and its requests to a client by connection. Each
+client of the proxy therefore has its own connections to brokers. They are opened with the first
+request to a broker. Closing them has the same effect as if the client had connected to the broker
+directly and had disconnected. A broker sees the proxy's address on all of them.
 
-What the proxy asks for itself is kept for some seconds (`Answers`), so that a call mostly finds
-its route. Several proxies before a cluster know nothing of each other: what a client has to bring
-from one to the other stands in the texts that it is given (receipt handles, transaction ids).
+Routes and settings that the proxy fetches for itself are cached for `FRESHNESS_S` (`LookupCache`),
+so that a call mostly finds its route in memory. Several proxies of one cluster do not communicate:
+everything that a client may bring from one proxy to another is contained in the strings that it
+gets (receipt handles, transaction ids).
 """
 
 import asyncio
@@ -54,7 +55,7 @@ from sluicemq.net.channel import Channel, ChannelPool, Dialer
 from sluicemq.net.limits import FairScheduler
 from sluicemq.net.network import SOCKET_NETWORK, with_tls
 from sluicemq.net.tls import Tls
-from sluicemq.proxy.backend import Answered, OnRequest, masters_of
+from sluicemq.proxy.backend import OnRequest, OnResponse, master_addresses
 from sluicemq.proxy.server import Proxy, ProxyCollector
 from sluicemq.supervision import Supervisor, start_shared
 from sluicemq.wire.bodies import decode_consumer_connections, decode_heartbeat
@@ -67,75 +68,98 @@ from sluicemq.wire.tables import decode_group_config, decode_topic_config
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-FRESH_S: Final = 5.0
-"""How old an answer may be that a call goes by. RocketMQ's proxy asks again after 20 s."""
-GONE_S: Final = 60.0
-"""So long a topic stands of which no name server knows: a broker that restarts is away for less."""
-NAMES_MAX: Final = 20_000
-LOOK_S: Final = 0.5
-LOOK_GROUP_S: Final = 30.0
+FRESHNESS_S: Final = 5.0
+"""The age in seconds up to which a cached lookup is used. RocketMQ's proxy refreshes after 20 s."""
+MISSING_ROUTE_GRACE_S: Final = 60.0
+"""The time in seconds for which a cached route is used although no name server has the topic.
+
+A broker that restarts is absent for less.
+"""
+CACHED_NAMES_MAX: Final = 20_000
+"""The number of names in one cache at which the cache is cleared."""
+ACCESS_RULES_CHECK_S: Final = 0.5
+"""The interval in seconds in which plain_acl.yml is checked for changes."""
+GROUP_CHECK_S: Final = 30.0
+"""The minimum interval in seconds between two checks of the subscriptions of one group."""
 
 
-class _Answer(NamedTuple, Generic[T]):
+class _CachedValue(NamedTuple, Generic[T]):
+    """A result with the monotonic times until which it is fresh, and at which it was fetched."""
+
     value: T
-    until_s: float
-    found_s: float
+    fresh_until_s: float
+    fetched_s: float
 
 
-class Answers(Generic[T]):
-    """What the cluster answered, by the name that was asked for. Who asks at the same time waits
-    for one answer. While nobody answers the old one stands; an error is raised to all who wait."""
+class LookupCache(Generic[T]):
+    """A cache of lookups in the cluster, by name.
+
+    Concurrent lookups of one name share one request. If a refresh fails, the previous value stays
+    in use; without a previous value, the error is raised to all callers that wait.
+    """
 
     def __init__(
-        self, shell: AsyncioShell, find: Callable[[str], Conversation[T]], clock: Clock
+        self, shell: AsyncioShell, fetch: Callable[[str], Conversation[T]], clock: Clock
     ) -> None:
+        """Create an empty cache of the values that `fetch` returns for a name."""
         self._shell = shell
-        self._find = find
+        self._fetch = fetch
         self._clock = clock
-        self._known: dict[str, _Answer[T]] = {}
-        self._asked: dict[str, asyncio.Task[T]] = {}
+        self._cached: dict[str, _CachedValue[T]] = {}
+        self._running: dict[str, asyncio.Task[T]] = {}
 
     def get(self, name: str) -> Conversation[T]:
-        """Raises what the search raises."""
-        known = self._known.get(name)
-        if known is not None and self._clock.monotonic_s() < known.until_s:
-            return known.value
-        task = self._asked.get(name)
+        """Return the value for a name from the cache, or fetch it.
+
+        Raises the error of the fetch function if there is no previous value.
+        """
+        cached = self._cached.get(name)
+        if cached is not None and self._clock.monotonic_s() < cached.fresh_until_s:
+            return cached.value
+        task = self._running.get(name)
         if task is None:
-            task = self._asked[name] = start_shared(self._ask(name))
-            task.add_done_callback(lambda _task: self._asked.pop(name))
-        waits = Await(task)
-        yield waits
-        value: T = waits.value
+            task = self._running[name] = start_shared(self._refresh(name))
+            task.add_done_callback(lambda _task: self._running.pop(name))
+        step = Await(task)
+        yield step
+        value: T = step.value
         return value
 
-    async def _ask(self, name: str) -> T:
-        known = self._known.get(name)
+    async def _refresh(self, name: str) -> T:
+        """Fetch the value for a name, store it in the cache, and return it.
+
+        A failed fetch returns the previous value, except that a route which no name server has had
+        for `MISSING_ROUTE_GRACE_S` is removed. Raises SluiceError if there is no value to return.
+        """
+        cached = self._cached.get(name)
         try:
-            value, found_s = await self._shell.run(self._find(name)), self._clock.monotonic_s()
+            value, fetched_s = await self._shell.run(self._fetch(name)), self._clock.monotonic_s()
         except SluiceError as error:
             is_gone = isinstance(error, RouteNotFoundError)
-            if known is None or (is_gone and self._clock.monotonic_s() - known.found_s > GONE_S):
-                self._known.pop(name, None)
+            if cached is None or (
+                is_gone and self._clock.monotonic_s() - cached.fetched_s > MISSING_ROUTE_GRACE_S
+            ):
+                self._cached.pop(name, None)
                 raise
-            value, found_s = known.value, known.found_s
-        if known is not None and known.value == value:  # what was made of it stays as well
-            value = known.value
-        if len(self._known) >= NAMES_MAX:
-            self._known.clear()
-        until_s = self._clock.monotonic_s() + FRESH_S
-        self._known[name] = _Answer(value, until_s, found_s)
+            value, fetched_s = cached.value, cached.fetched_s
+        if cached is not None and cached.value == value:
+            # Callers compare values by identity, to keep what they derived from them.
+            value = cached.value
+        if len(self._cached) >= CACHED_NAMES_MAX:
+            self._cached.clear()
+        fresh_until_s = self._clock.monotonic_s() + FRESHNESS_S
+        self._cached[name] = _CachedValue(value, fresh_until_s, fetched_s)
         return value
 
     async def close(self) -> None:
-        """Who still waits gets CancelledError."""
-        for task in list(self._asked.values()):
+        """Cancel the running lookups. Their callers get CancelledError."""
+        for task in list(self._running.values()):
             task.cancel()
-        await asyncio.gather(*self._asked.values(), return_exceptions=True)
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
 
 
 class ClusterBackend(AsyncioShell):
-    """The brokers of name servers; of one cluster alone when it is named."""
+    """A backend with the brokers of the given name servers, or only those of one cluster."""
 
     directory: Directory
 
@@ -148,80 +172,100 @@ class ClusterBackend(AsyncioShell):
         *,
         cluster: str | None = None,
     ) -> None:
-        """`credentials`: the proxy's own account, which signs what goes to brokers. Raises
-        ConfigurationError when no name server is given."""
+        """Create a backend that has no connections yet.
+
+        `credentials` is the proxy's own account, which signs the requests to brokers. `cluster`
+        restricts lookups of groups to the brokers of this cluster; None means all clusters. Raises
+        ConfigurationError if no name server is given.
+        """
         self.clock = clock
         self.credentials = credentials
         self.connect = connect
         self.directory = Directory(name_servers, clock)
-        self.disagreements = Disagreements()
+        self.subscription_conflicts = SubscriptionConflicts()
         self._cluster = cluster
         self._tasks = Tasks()
-        self._links: set[ClusterLink] = set()
+        self._sessions: set[ClusterClientSession] = set()
         nowhere = Host("0.0.0.0", 0)
-        self._own = self.link(nowhere, nowhere, lambda _command, _answer: None)
-        self._routes = Answers(self, self._find_route, clock)
-        self._topics = Answers(self, self._find_topic, clock)
-        self._groups = Answers(self, self._find_group, clock)
+        self._proxy_session = self.open_session(nowhere, nowhere, lambda _command, _answer: None)
+        self._routes = LookupCache(self, self._request_route, clock)
+        self._topics = LookupCache(self, self._request_topic_config, clock)
+        self._groups = LookupCache(self, self._request_group_config, clock)
 
-    def link(self, remote: Host, local: Host, on_request: OnRequest) -> "ClusterLink":
-        link = ClusterLink(self, on_request)
-        self._links.add(link)
-        return link
+    def open_session(
+        self, remote: Host, local: Host, on_request: OnRequest
+    ) -> "ClusterClientSession":
+        """Return a new session for a client, with its own connections to brokers."""
+        session = ClusterClientSession(self, on_request)
+        self._sessions.add(session)
+        return session
 
-    def route(self, topic: str) -> Conversation[TopicRoute]:
+    def fetch_route(self, topic: str) -> Conversation[TopicRoute]:
+        """Return the route of a topic; see `Backend.fetch_route`."""
         return self._routes.get(topic)
 
-    def topic(self, name: str) -> Conversation[TopicConfig | None]:
+    def fetch_topic_config(self, name: str) -> Conversation[TopicConfig | None]:
+        """Return the settings of a topic, or None if no broker has it."""
         return self._topics.get(name)
 
-    def group(self, name: str) -> Conversation[GroupConfig | None]:
+    def fetch_group_config(self, name: str) -> Conversation[GroupConfig | None]:
+        """Return the settings of a consumer group, or None if no broker has it."""
         return self._groups.get(name)
 
-    def warnings(self) -> list[str]:
-        return [text for _, text in sorted(self.disagreements.found.items())]
+    def list_warnings(self) -> list[str]:
+        """Return the warnings about groups with conflicting subscriptions, sorted by group."""
+        return [text for _, text in sorted(self.subscription_conflicts.warnings.items())]
 
     async def sleep(self, seconds: float) -> None:
-        """Beside everything else."""
+        """Wait for `seconds` without blocking other work."""
         await asyncio.sleep(seconds)
 
     async def send_request(self, call: Call) -> Command:
-        """A question of the proxy's own."""
-        return await self._own.send_request(call)
+        """Send a request of the proxy itself, and return the response with any response code."""
+        return await self._proxy_session.send_request(call)
 
     def exclusive(self, key: str) -> contextlib.nullcontext[None]:
-        """`Answers` has only one asker for a name."""
+        """Return a context manager that does nothing.
+
+        `LookupCache` never runs two lookups of one name at the same time.
+        """
         return contextlib.nullcontext()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something that ends by itself, at the latest when the backend closes. What it raises
-        is logged."""
+        """Run a coroutine in a task. It must end at the latest when all sessions are closed.
+
+        Its errors are logged.
+        """
         self._tasks.spawn(work, "sluicemq proxy request")
 
-    def closed(self, link: "ClusterLink") -> None:
-        """A client is gone."""
-        self._links.discard(link)
-        self.disagreements.gone(link)
+    def session_closed(self, session: "ClusterClientSession") -> None:
+        """Forget a session that has been closed, and its subscriptions."""
+        self._sessions.discard(session)
+        self.subscription_conflicts.remove_session(session)
 
-    async def look(self, address: str, group: str) -> None:
-        """What a broker has heard of a group last, from whomever."""
+    async def check_group(self, address: str, group: str) -> None:
+        """Ask a broker which subscription it uses for a group, and record it for comparison.
+
+        The broker may have it from a member that does not use this proxy. Errors are ignored.
+        """
         command = requests.consumer_connections(group=group)
         with contextlib.suppress(SluiceError):
-            answer = await self.send_request(Call(address, command))
-            if answer.code == SUCCESS:
-                wants = decode_consumer_connections(answer.body).subscriptions.values()
-                key = subscription_key(group, wants)
-                self.disagreements.heard(group, address, f"a member at {address}", key)
+            response = await self.send_request(Call(address, command))
+            if response.code == SUCCESS:
+                subscriptions = decode_consumer_connections(response.body).subscriptions.values()
+                key = subscription_key(group, subscriptions)
+                self.subscription_conflicts.record(group, address, f"a member at {address}", key)
 
     async def close(self) -> None:
-        """All connections are gone when it returns."""
-        for answers in (self._routes, self._topics, self._groups):
-            await answers.close()
-        for link in list(self._links):
-            link.close()
+        """Close all connections, and wait until they are closed."""
+        for cache in (self._routes, self._topics, self._groups):
+            await cache.close()
+        for session in list(self._sessions):
+            session.close()
         await self._tasks.wait()
 
-    def _find_route(self, topic: str) -> Conversation[TopicRoute]:
+    def _request_route(self, topic: str) -> Conversation[TopicRoute]:
+        """Return the route of a topic from a name server. Raises RouteNotFoundError."""
         found = yield from self.directory.fetch_route(topic)
         if found is None:
             raise route_not_found_error(
@@ -229,37 +273,49 @@ class ClusterBackend(AsyncioShell):
             )
         return found
 
-    def _find_topic(self, name: str) -> Conversation[TopicConfig | None]:
+    def _request_topic_config(self, name: str) -> Conversation[TopicConfig | None]:
+        """Return the settings of a topic from the first master that has it, or None."""
         try:
-            route = yield from self.route(name)
+            route = yield from self.fetch_route(name)
         except RouteNotFoundError:
             return None
         command = requests.topic_config(topic=name)
-        found = yield from _first(masters_of(route).values(), command, TOPIC_NOT_EXIST)
+        found = yield from _first_success(
+            master_addresses(route).values(), command, TOPIC_NOT_EXIST
+        )
         return None if found is None else decode_topic_config(found.body)
 
-    def _find_group(self, name: str) -> Conversation[GroupConfig | None]:
-        """A group has no route: each broker may be the one that has it."""
+    def _request_group_config(self, name: str) -> Conversation[GroupConfig | None]:
+        """Return the settings of a group from the first broker that has it, or None.
+
+        A group has no route, so any broker may have it.
+        """
         brokers = yield from masters(self.directory, self._cluster)
-        found = yield from _first(
+        found = yield from _first_success(
             brokers.values(), requests.group_config(group=name), GROUP_NOT_EXIST
         )
         return None if found is None else decode_group_config(found.body)
 
 
 @contextlib.asynccontextmanager
-async def stand_alone(
+async def serve_cluster_proxy(
     config: ProxyConfig, name_servers: str, credentials: tuple[str, str] | None
 ) -> AsyncIterator[Proxy]:
-    """A proxy that serves a cluster for the time of the block. With access control it has rules of
-    its own; without it everybody does what the account of `credentials` may. TLS towards the
-    cluster is as the environment says. Raises ConfigurationError."""
+    """Serve a cluster as a standalone proxy while the context is open; yield the proxy.
+
+    With access control, the proxy has its own rules. Without it, every client may do what the
+    account of `credentials` may do. TLS towards the cluster follows the environment variables.
+    Raises ConfigurationError for invalid settings.
+    """
     loop = asyncio.get_running_loop()
     guard = Guard.from_config(SYSTEM_FILES, SYSTEM_CLOCK, config)
     backend = ClusterBackend(
-        name_servers, Credentials.from_value(credentials), SYSTEM_CLOCK,
-        with_tls(SOCKET_NETWORK, Tls.resolve(None)).dial, cluster=config.cluster,
-    )  # fmt: skip
+        name_servers,
+        Credentials.from_value(credentials),
+        SYSTEM_CLOCK,
+        with_tls(SOCKET_NETWORK, Tls.resolve(None)).dial,
+        cluster=config.cluster,
+    )
     shares = FairScheduler(SYSTEM_CLOCK.monotonic_s, loop.call_soon)
     proxy = Proxy(backend, guard, shares, config, limits=config)
     async with contextlib.AsyncExitStack() as stack:
@@ -267,7 +323,9 @@ async def stand_alone(
         if guard is not None:
             guard.load()
             jobs = Supervisor(SYSTEM_CLOCK, log)
-            watch = jobs.repeat("access rules", lambda: LOOK_S, partial(_look_at_rules, guard))
+            watch = jobs.repeat(
+                "access rules", lambda: ACCESS_RULES_CHECK_S, partial(_reload_access_rules, guard)
+            )
             stack.callback(loop.create_task(watch).cancel)
         await proxy.start(config.listen_address, config.listen_port)
         stack.push_async_callback(proxy.close)
@@ -285,56 +343,67 @@ async def stand_alone(
         yield proxy
 
 
-async def _look_at_rules(guard: Guard) -> None:
-    """Take up an edit of plain_acl.yml as a whole, between two calls."""
+async def _reload_access_rules(guard: Guard) -> None:
+    """Apply the current content of plain_acl.yml between two calls, if all of it is valid."""
     guard.apply_checked_files(await asyncio.to_thread(guard.check_files))
 
 
-def _first(addresses: Iterable[str], command: Command, absent: int) -> Conversation[Command | None]:
-    """The answer of the first broker that has something; None when all say that they have not.
-    Raises RequestError, and when nobody has it the error of one that could not be asked."""
+def _first_success(
+    addresses: Iterable[str], command: Command, absent: int
+) -> Conversation[Command | None]:
+    """Send a request to one broker after another, and return the first successful response.
+
+    Return None if all brokers respond with the code `absent`. Raises RequestError for any other
+    response code. If no broker succeeds and some were not reachable, raises the error of the last
+    one.
+    """
     failure: SluiceError | None = None
     for address in addresses:
         try:
-            answer = yield Call(address, command)
+            response = yield Call(address, command)
         except (ConnectionLostError, RequestTimeoutError) as error:
             failure = error
             continue
-        if answer.code == SUCCESS:
-            return answer
-        if answer.code != absent:
-            raise request_error(answer, address)
+        if response.code == SUCCESS:
+            return response
+        if response.code != absent:
+            raise request_error(response, address)
     if failure is not None:
         raise failure
     return None
 
 
-class ClusterLink:
-    """A client of the proxy, with connections of its own to the brokers that it uses."""
+class ClusterClientSession:
+    """A client of the proxy, with its own connections to the brokers that it uses."""
 
     def __init__(self, backend: ClusterBackend, on_request: OnRequest) -> None:
         self._backend = backend
         self._on_request = on_request
         self._pool = ChannelPool(
-            on_request=self._requested, clock=backend.clock, connect=backend.connect
+            on_request=self._handle_request, clock=backend.clock, connect=backend.connect
         )
         self._is_closed = False
 
-    def ask(self, call: Call, answered: Answered) -> None:
+    def send(self, call: Call, on_response: OnResponse) -> None:
+        """Send a request in a task; see `ClientSession.send`."""
         if self._is_closed:
-            answered(ConnectionLostError("The client is gone."))
+            on_response(ConnectionLostError("The client has disconnected."))
         else:
-            self._backend.spawn(self._ask(call, answered))
+            self._backend.spawn(self._send_and_respond(call, on_response))
 
     def close(self) -> None:
+        """Close the connections to brokers, because the client has disconnected."""
         if not self._is_closed:
             self._is_closed = True
-            self._backend.closed(self)
+            self._backend.session_closed(self)
             self._backend.spawn(self._pool.close())
 
     async def send_request(self, call: Call) -> Command:
-        """One request, one answer, whatever its code. Raises ConnectionLostError,
-        RequestTimeoutError, ClosedError."""
+        """Send a request, and return the response with any response code.
+
+        A one-way request is returned itself. Raises ConnectionLostError, RequestTimeoutError, or
+        ClosedError if the session is closed.
+        """
         channel, command = await self._pool.get(call.address), call.command
         sign_request(command, self._backend.credentials)
         call.is_written = True
@@ -344,90 +413,102 @@ class ClusterLink:
         timeout_s = CALL_TIMEOUT_S if call.timeout_s is None else call.timeout_s
         return await channel.call(command, timeout_s)
 
-    async def _ask(self, call: Call, answered: Answered) -> None:
+    async def _send_and_respond(self, call: Call, on_response: OnResponse) -> None:
+        """Send a request, and call `on_response` with the response or the error."""
         is_heartbeat = call.command.code == RequestCode.HEART_BEAT
         if is_heartbeat:
             call.command.fields = {**(call.command.fields or {}), "sluiceLanes": "true"}
         try:
-            answer: Command | SluiceError = await self.send_request(call)
+            response: Command | SluiceError = await self.send_request(call)
         except ClosedError:
-            answer = ConnectionLostError("The client is gone.")
+            response = ConnectionLostError("The client has disconnected.")
         except SluiceError as error:
-            answer = error
-        if is_heartbeat and isinstance(answer, Command) and not self._is_closed:
-            self._beat(call, answer)
-        answered(answer)
+            response = error
+        if is_heartbeat and isinstance(response, Command) and not self._is_closed:
+            self._check_subscriptions(call, response)
+        on_response(response)
 
-    def _beat(self, call: Call, answer: Command) -> None:
-        """A broker of ours looks itself at what members want, and says so."""
-        if answer.code == SUCCESS and not decode_header(HeartbeatResponse, answer.fields).lanes:
-            heartbeat, now_s = (
-                decode_heartbeat(call.command.body),
-                self._backend.clock.monotonic_s(),
-            )
+    def _check_subscriptions(self, call: Call, response: Command) -> None:
+        """Record the subscriptions of a heartbeat, unless the broker checks them itself.
+
+        A SluiceMQ broker says in its response that it does. For each group, the broker is also
+        asked for its subscription, at most once in `GROUP_CHECK_S`.
+        """
+        if response.code == SUCCESS and not decode_header(HeartbeatResponse, response.fields).lanes:
+            conflicts = self._backend.subscription_conflicts
+            heartbeat = decode_heartbeat(call.command.body)
+            now_s = self._backend.clock.monotonic_s()
             for consumer in heartbeat.consumers:
                 key = subscription_key(consumer.group, consumer.subscriptions)
-                disagreements = self._backend.disagreements
-                disagreements.heard(consumer.group, self, heartbeat.client_id, key)
-                if disagreements.is_due(consumer.group, now_s):
-                    self._backend.spawn(self._backend.look(call.address, consumer.group))
+                conflicts.record(consumer.group, self, heartbeat.client_id, key)
+                if conflicts.start_check_if_due(consumer.group, now_s):
+                    self._backend.spawn(self._backend.check_group(call.address, consumer.group))
 
-    def _requested(self, command: Command, channel: Channel) -> None:
-        """A broker asks something of the client."""
+    def _handle_request(self, command: Command, channel: Channel) -> None:
+        """Pass on a request that a broker sends to the client."""
         self._on_request(command, partial(channel.send_response, command.opaque))
 
 
-class Disagreements:
-    """Groups whose members subscribe to different things, at brokers that do not look.
+class SubscriptionConflicts:
+    """The groups whose members have different subscriptions, at brokers that do not check this.
 
-    RocketMQ takes for a group what the member said that came last, and what one member does not
-    want is over for all: some messages reach nobody, and nothing says so. Compared are the members
-    that came in by this proxy, and what the brokers take for the group: others may have said it.
+    A RocketMQ broker applies the last subscription that it received to the whole group. Messages
+    that match only another member's subscription are skipped, without any error. Compared are the
+    members that use this proxy, and the subscription that each broker applies, which may come from
+    a member elsewhere.
     """
 
     def __init__(self) -> None:
-        self.found: dict[str, str] = {}
-        """By group: what differs."""
-        self._members: dict[str, dict[ClusterLink | str, tuple[str, str]]] = {}
-        self._looked_s: dict[str, float] = {}
+        self.warnings: dict[str, str] = {}
+        """The warning about each group that has a conflict, by group."""
+        self._members: dict[str, dict[ClusterClientSession | str, tuple[str, str]]] = {}
+        self._checked_s: dict[str, float] = {}
 
-    def heard(self, group: str, who: "ClusterLink | str", name: str, key: str) -> None:
-        """What a member wants, or what a broker has heard: then `who` is its address."""
+    def record(self, group: str, source: "ClusterClientSession | str", name: str, key: str) -> None:
+        """Record the subscription of a member, or the one that a broker applies to the group.
+
+        `source` is the member's session, or the broker's address. `name` identifies the source in
+        warnings, and `key` is the subscription (`subscription_key`).
+        """
         members = self._members.setdefault(group, {})
-        if members.get(who) != (name, key) and (members or not isinstance(who, str)):
-            members[who] = (name, key)
+        if members.get(source) != (name, key) and (members or not isinstance(source, str)):
+            members[source] = (name, key)
             self._compare(group)
 
-    def is_due(self, group: str, now_s: float) -> bool:
-        """Is it time to ask a broker what it takes for the group?"""
-        is_due = now_s - self._looked_s.get(group, -LOOK_GROUP_S) >= LOOK_GROUP_S
+    def start_check_if_due(self, group: str, now_s: float) -> bool:
+        """Return whether a broker should be asked now for the group's subscription.
+
+        If so, the next check is due after `GROUP_CHECK_S`.
+        """
+        is_due = now_s - self._checked_s.get(group, -GROUP_CHECK_S) >= GROUP_CHECK_S
         if is_due:
-            self._looked_s[group] = now_s
+            self._checked_s[group] = now_s
         return is_due
 
-    def gone(self, link: ClusterLink) -> None:
-        """A client has left all its groups."""
-        for group in [name for name, members in self._members.items() if link in members]:
-            del self._members[group][link]
+    def remove_session(self, session: ClusterClientSession) -> None:
+        """Forget the subscriptions of a client that has left its groups."""
+        for group in [name for name, members in self._members.items() if session in members]:
+            del self._members[group][session]
             self._compare(group)
 
     def _compare(self, group: str) -> None:
+        """Update the warning of a group; forget the group when it has no member at this proxy."""
         members = self._members[group]
-        if all(isinstance(who, str) for who in members):
+        if all(isinstance(source, str) for source in members):
             del self._members[group]
-            self._looked_s.pop(group, None)
-            self.found.pop(group, None)
+            self._checked_s.pop(group, None)
+            self.warnings.pop(group, None)
             return
         first, *others = members.values()
         other = next((it for it in others if it[1] != first[1]), None)
         if other is None:
-            self.found.pop(group, None)
+            self.warnings.pop(group, None)
             return
         text = (
-            f"{first[0]} and {other[0]} of the group {group} subscribe to different things: "
-            f"{difference(first[1], other[1])}. Their broker does not look at it, so some messages "
-            "reach nobody: give one of them another group, or the same subscription."
+            f"{first[0]} and {other[0]} of the group {group} have different subscriptions: "
+            f"{difference(first[1], other[1])}. Their broker does not check this, so some messages "
+            "are not delivered. Give one of them another group, or the same subscription."
         )
-        if self.found.get(group) != text:
-            self.found[group] = text
+        if self.warnings.get(group) != text:
+            self.warnings[group] = text
             log.warning("%s", text)

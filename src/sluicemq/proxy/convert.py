@@ -1,13 +1,13 @@
-"""A stored message as clients of gRPC get it (spec/grpc.md §5).
+"""The conversion of stored messages to the messages of gRPC clients (spec/grpc.md §5).
 
-What stands in the record's properties beside those of the user becomes fields; names that RocketMQ
-keeps for itself are left out. A body is readable in every client: what a producer of the remoting
-protocol has compressed is decompressed here, since clients know only gzip, and some not even that.
-One that cannot be decompressed is handed on as it is stored, called GZIP, as RocketMQ's proxy does
-with all of them: some clients look at its first bytes and know more than we do. `UNDECODABLE`
-counts these, since the client alone sees what becomes of them.
+Properties that RocketMQ or the broker uses become fields or are left out; the application's
+properties are copied. Every client can read the body: a body that a remoting producer compressed is
+decompressed here, because gRPC clients know only gzip, and some not even that. A body that cannot
+be decompressed is sent as it is stored, with the encoding GZIP, as RocketMQ's proxy does with all
+compressed bodies: some clients detect the format from its first bytes. `UNDECODABLE` counts these
+bodies, because only the client notices whether it can read them.
 
-The digest is of the body as it is sent, and always there: one client fails without.
+Each message has a digest of the body as it is sent, because one client fails without it.
 """
 
 import hashlib
@@ -37,30 +37,42 @@ from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import DigestType, Encoding, MessageType
 
 DECODED_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A body that decompresses to more is handed on compressed: an answer has up to 32 messages, and
-all of them are in memory at once."""
+"""The size above which a decompressed body is sent compressed instead, in bytes.
+
+A response has up to 32 messages, and all of their bodies are in memory at the same time.
+"""
 
 
 class UndecodableCount:
-    """How many bodies the proxies of this process could not decode."""
+    """The number of bodies that the proxies of this process could not decompress."""
 
     def __init__(self) -> None:
         self.value: int = 0
 
 
 UNDECODABLE: Final = UndecodableCount()
+"""The counter of this process."""
 _DELAY_S, _DELAY_MS, _DELIVER_MS = TIMER_PROPERTIES
-_DELAYS: Final = frozenset({DELAY, *TIMER_PROPERTIES})
-_RARE: Final = _DELAYS | {
-    TRAN_MSG, SHARDING_KEY, TRACE_CONTEXT, DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID, LITE_TOPIC,
+_DELAY_PROPERTIES: Final = frozenset({DELAY, *TIMER_PROPERTIES})
+_OPTIONAL_PROPERTIES: Final = _DELAY_PROPERTIES | {
+    TRAN_MSG,
+    SHARDING_KEY,
+    TRACE_CONTEXT,
+    DLQ_ORIGIN_TOPIC,
+    DLQ_ORIGIN_MESSAGE_ID,
+    LITE_TOPIC,
     PRIORITY,
-}  # fmt: skip
+}
+"""Properties that few messages have, and that become fields."""
 _IDENTITY, _MD5, _NORMAL = int(Encoding.IDENTITY), int(DigestType.MD5), int(MessageType.NORMAL)
 _DIGITS_MAX: Final = 15
-"""Times and delays of more digits are no times; what is shorter fits into a Timestamp."""
+"""The maximum number of digits of a time or delay. Longer values are ignored.
+
+A value within the limit fits into a Timestamp.
+"""
 
 
-def message_of(
+def to_message(
     stored: StoredMessage,
     handle: str = "",
     *,
@@ -68,17 +80,17 @@ def message_of(
     reconsume_times: int | None = None,
     into: m.Message | None = None,
 ) -> m.Message:
-    """Return the message of a record for a gRPC client.
+    """Return a stored message as the message of a gRPC client. HOT.
 
-    `topic` and `reconsume_times` go before what the record says; `into` is filled when it is given.
-    HOT.
+    `handle` is its receipt handle. `topic` and `reconsume_times` replace those of the record,
+    unless they are "" and None. `into` is a message to fill and return; None means a new one.
     """
     message = m.Message() if into is None else into
     properties = stored.properties
     message.topic.name = topic or stored.topic
     body, encoding = stored.raw_body, _IDENTITY
     if stored.sys_flag & COMPRESSED:
-        body, encoding = _readable(stored)
+        body, encoding = _readable_body(stored)
     message.body = body
     user = message.user_properties
     for name, value in properties.items():
@@ -95,14 +107,14 @@ def message_of(
     digest.type = _MD5
     digest.checksum = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
     system.body_encoding = encoding
-    if _RARE.isdisjoint(properties):
+    if _OPTIONAL_PROPERTIES.isdisjoint(properties):
         system.message_type = _NORMAL
     else:
-        system.message_type = type_of(properties)
-        _put_rare(system, stored)
-    put_time(system.born_timestamp, stored.born_time_ms)
+        system.message_type = message_type_of(properties)
+        _set_optional_fields(system, stored)
+    set_timestamp(system.born_timestamp, stored.born_time_ms)
     system.born_host = properties.get(BORN_HOST) or stored.born_host.address
-    put_time(system.store_timestamp, stored.store_time_ms)
+    set_timestamp(system.store_timestamp, stored.store_time_ms)
     system.store_host = str(stored.store_host)
     system.receipt_handle = handle
     system.queue_id = stored.queue_id
@@ -112,22 +124,22 @@ def message_of(
     return message
 
 
-def put_time(timestamp: m.Timestamp, time_ms: int) -> None:
-    """Sets it."""
+def set_timestamp(timestamp: m.Timestamp, time_ms: int) -> None:
+    """Set a timestamp to a time in milliseconds since 1970."""
     timestamp.seconds, rest_ms = divmod(time_ms, 1000)
     timestamp.nanos = rest_ms * 1_000_000
 
 
-def milliseconds(time: m.Duration | m.Timestamp) -> int:
-    """Of a duration, or since 1970."""
+def to_ms(time: m.Duration | m.Timestamp) -> int:
+    """Return a duration in milliseconds, or a timestamp in milliseconds since 1970."""
     return time.seconds * 1000 + time.nanos // 1_000_000
 
 
-def type_of(properties: Mapping[str, str]) -> MessageType:
-    """Of which type a message is, by its properties, as RocketMQ's proxy tells it."""
+def message_type_of(properties: Mapping[str, str]) -> MessageType:
+    """Return the type of a message with these properties, by the rules of RocketMQ's proxy."""
     if properties.get(TRAN_MSG) == "true":
         return MessageType.TRANSACTION
-    if not _DELAYS.isdisjoint(properties):
+    if not _DELAY_PROPERTIES.isdisjoint(properties):
         return MessageType.DELAY
     if SHARDING_KEY in properties:
         return MessageType.FIFO
@@ -136,8 +148,8 @@ def type_of(properties: Mapping[str, str]) -> MessageType:
     return MessageType.LITE if LITE_TOPIC in properties else MessageType.NORMAL
 
 
-def _put_rare(system: m.SystemProperties, stored: StoredMessage) -> None:
-    """What few messages have."""
+def _set_optional_fields(system: m.SystemProperties, stored: StoredMessage) -> None:
+    """Set the fields that few messages have."""
     properties = stored.properties
     group = properties.get(SHARDING_KEY)
     if group is not None:
@@ -145,39 +157,40 @@ def _put_rare(system: m.SystemProperties, stored: StoredMessage) -> None:
     trace = properties.get(TRACE_CONTEXT)
     if trace is not None:
         system.trace_context = trace
-    deliver_ms = _deliver_ms(stored)
+    deliver_ms = _delivery_time_ms(stored)
     if deliver_ms is not None:
-        put_time(system.delivery_timestamp, deliver_ms)
+        set_timestamp(system.delivery_timestamp, deliver_ms)
     if DLQ_ORIGIN_TOPIC in properties and DLQ_ORIGIN_MESSAGE_ID in properties:
         system.dead_letter_queue.topic = properties[DLQ_ORIGIN_TOPIC]
         system.dead_letter_queue.message_id = properties[DLQ_ORIGIN_MESSAGE_ID]
     if LITE_TOPIC in properties:
         system.lite_topic = properties[LITE_TOPIC]
-    priority = _number(stored, PRIORITY)
+    priority = _int_property(stored, PRIORITY)
     if priority is not None and priority < 1 << 31:
         system.priority = priority
 
 
-def _deliver_ms(stored: StoredMessage) -> int | None:
-    """When it was to be delivered."""
-    deliver_ms = _number(stored, _DELIVER_MS)
+def _delivery_time_ms(stored: StoredMessage) -> int | None:
+    """Return the delivery time of a delayed message in ms since 1970; None if it is not delayed."""
+    deliver_ms = _int_property(stored, _DELIVER_MS)
     if deliver_ms is not None:
         return deliver_ms
     for name, unit_ms in ((_DELAY_MS, 1), (_DELAY_S, 1000)):
-        delay = _number(stored, name)
+        delay = _int_property(stored, name)
         if delay is not None:
             return stored.born_time_ms + delay * unit_ms
     return None
 
 
-def _number(stored: StoredMessage, name: str) -> int | None:
+def _int_property(stored: StoredMessage, name: str) -> int | None:
+    """Return a property as a number; None if it is not a number of up to 15 digits."""
     text = stored.properties.get(name, "")
     is_number = text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
     return int(text) if is_number else None
 
 
-def _readable(stored: StoredMessage) -> tuple[bytes, int]:
-    """Return a compressed body for clients, and the encoding that tells them how to read it."""
+def _readable_body(stored: StoredMessage) -> tuple[bytes, int]:
+    """Return a compressed body in a form that clients can read, and its encoding."""
     body = decode_body(stored.raw_body, stored.sys_flag, DECODED_BYTES_MAX)
     if isinstance(body, bytes):
         return body, _IDENTITY

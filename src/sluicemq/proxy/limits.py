@@ -1,16 +1,16 @@
-"""What a call may say, and every way in which the proxy refuses one (spec/grpc.md §3).
+"""The limits of calls, and every reason for which the proxy refuses one (spec/grpc.md §3).
 
-A status message begins with the phrase that RocketMQ's proxy writes there, since clients and test
-suites compare it. What SluiceMQ adds comes behind it: the value, the limit and the fix.
+A status message begins with the phrase of RocketMQ's proxy, because clients and test suites compare
+it. SluiceMQ appends the value, the limit and the fix:
 
     the invisibleTime is too small. min is 10000: the call asks for 9000 ms
-    `------------------- phrase ---------------'  `------ ours -----------'
+    `----------- RocketMQ's phrase -------------'  `------ SluiceMQ -------'
 
-A `StatusError` is always made of a `Refusal`, so no refusal can leave the table. The golden table
-`tests/golden/grpc_refusals.json` holds code and phrase of each, and a test provokes each.
+A `StatusError` always has a `Refusal`, so the table of refusals is complete. The golden table
+`tests/golden/grpc_refusals.json` has the code and phrase of each refusal, and a test provokes each.
 
-Control characters (U+0000 to U+001F, U+007F to U+009F) are refused wherever a client may write text
-that is stored: two of them separate properties.
+Control characters (U+0000 to U+001F, U+007F to U+009F) are refused in all texts of a client that
+are stored, because two of them separate properties.
 """
 
 import re
@@ -32,20 +32,21 @@ from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import Code
 
 NAME_PATTERN: Final = "^[%|a-zA-Z0-9_-]+$"
+"""RocketMQ's pattern of valid names, as its error messages quote it."""
 
 
 class Refusal(Enum):
-    """One reason for which a call is refused.
+    """A reason for which a call is refused.
 
-    `code` is the code of the status. `phrase` is RocketMQ's, with the places of `str.format`; ""
-    where RocketMQ's proxy refuses nothing, or has a different text each time.
+    `code` is the status code. `phrase` is RocketMQ's text with `str.format` placeholders; it is ""
+    if RocketMQ's proxy does not refuse such a call, or has a different text each time.
     """
 
     code: Code
     phrase: str
 
     def __init__(self, code: Code, phrase: str, _distinct: str = "") -> None:
-        """`_distinct` keeps members apart that have the same code and no phrase."""
+        """Create a member. `_distinct` makes members with equal code and phrase different."""
         self.code = code
         self.phrase = phrase
 
@@ -53,8 +54,9 @@ class Refusal(Enum):
     TOPIC_OF_SYSTEM = Code.ILLEGAL_TOPIC, "cannot access system topic"
     TOPIC_BLANK = Code.ILLEGAL_TOPIC, "The specified topic is blank"
     TOPIC_TOO_LONG = (
-        Code.ILLEGAL_TOPIC, "The specified topic is longer than topic max length {limit}."
-    )  # fmt: skip
+        Code.ILLEGAL_TOPIC,
+        "The specified topic is longer than topic max length {limit}.",
+    )
     TOPIC_CHARACTERS = (
         Code.ILLEGAL_TOPIC,
         "The specified topic[{name}] contains illegal characters, allowing only " + NAME_PATTERN,
@@ -87,19 +89,20 @@ class Refusal(Enum):
     )
     BODY_EMPTY = Code.MESSAGE_BODY_EMPTY, "message body cannot be empty"
     BODY_TOO_LARGE = Code.MESSAGE_BODY_TOO_LARGE, "message body cannot exceed the max {limit}"
-    PROPERTY_OF_SYSTEM = (
-        Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "property is used by system: {name}"
-    )  # fmt: skip
+    PROPERTY_OF_SYSTEM = (Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "property is used by system: {name}")
     PROPERTY_KEY_EMPTY = Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "", "empty name of a property"
     PROPERTY_KEY_CONTROL = (
-        Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "the key of property cannot contain control character"
-    )  # fmt: skip
+        Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
+        "the key of property cannot contain control character",
+    )
     PROPERTY_VALUE_CONTROL = (
-        Code.ILLEGAL_MESSAGE_PROPERTY_KEY, "the value of property cannot contain control character"
-    )  # fmt: skip
+        Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
+        "the value of property cannot contain control character",
+    )
     PROPERTIES_TOO_MANY = (
-        Code.MESSAGE_PROPERTIES_TOO_LARGE, "too many user properties, max is {limit}"
-    )  # fmt: skip
+        Code.MESSAGE_PROPERTIES_TOO_LARGE,
+        "too many user properties, max is {limit}",
+    )
     PROPERTIES_TOO_LARGE = (
         Code.MESSAGE_PROPERTIES_TOO_LARGE,
         "the total size of user property is too large, max is {limit}",
@@ -110,14 +113,17 @@ class Refusal(Enum):
     KEY_BLANK = Code.ILLEGAL_MESSAGE_KEY, "key cannot be the char sequence of whitespace"
     KEY_CONTROL = Code.ILLEGAL_MESSAGE_KEY, "key cannot contain control character"
     MESSAGE_GROUP_BLANK = (
-        Code.ILLEGAL_MESSAGE_GROUP, "message group cannot be the char sequence of whitespace"
-    )  # fmt: skip
+        Code.ILLEGAL_MESSAGE_GROUP,
+        "message group cannot be the char sequence of whitespace",
+    )
     MESSAGE_GROUP_TOO_LONG = (
-        Code.ILLEGAL_MESSAGE_GROUP, "message group exceed the max size {limit}"
-    )  # fmt: skip
+        Code.ILLEGAL_MESSAGE_GROUP,
+        "message group exceed the max size {limit}",
+    )
     MESSAGE_GROUP_CONTROL = (
-        Code.ILLEGAL_MESSAGE_GROUP, "message group cannot contain control character"
-    )  # fmt: skip
+        Code.ILLEGAL_MESSAGE_GROUP,
+        "message group cannot contain control character",
+    )
     MESSAGE_ID_EMPTY = Code.ILLEGAL_MESSAGE_ID, "message id cannot be empty"
     MESSAGE_ID_CONTROL = Code.ILLEGAL_MESSAGE_ID, "", "control character in a message id"
     LITE_TOPIC_BLANK = Code.ILLEGAL_LITE_TOPIC, "", "blank lite topic"
@@ -155,11 +161,13 @@ class Refusal(Enum):
         "The deadline time remaining is not enough for polling, please check network condition",
     )
     INVISIBLE_TIME_TOO_SMALL = (
-        Code.ILLEGAL_INVISIBLE_TIME, "the invisibleTime is too small. min is {limit}"
-    )  # fmt: skip
+        Code.ILLEGAL_INVISIBLE_TIME,
+        "the invisibleTime is too small. min is {limit}",
+    )
     INVISIBLE_TIME_TOO_LARGE = (
-        Code.ILLEGAL_INVISIBLE_TIME, "the invisibleTime is too large. max is {limit}"
-    )  # fmt: skip
+        Code.ILLEGAL_INVISIBLE_TIME,
+        "the invisibleTime is too large. max is {limit}",
+    )
     FILTER_EMPTY = Code.ILLEGAL_FILTER_EXPRESSION, "Expression can't be null! SQL92"
     FILTER = Code.ILLEGAL_FILTER_EXPRESSION, "", "a filter that does not compile"
     FILTER_OF_SETTINGS = Code.ILLEGAL_FILTER_EXPRESSION, "expression format is not correct"
@@ -184,15 +192,14 @@ class Refusal(Enum):
     CLIENT_ID_MISSING = Code.CLIENT_ID_REQUIRED, "client id cannot be empty"
     CLIENTS_TOO_MANY = Code.TOO_MANY_REQUESTS, "", "clients"
     CLIENT_OF_ANOTHER_ACCOUNT = Code.FORBIDDEN, "", "a client id of another account"
-    CONNECTION_CLOSED = Code.REQUEST_TIMEOUT, "", "a connection that is gone"
-    SETTINGS_EMPTY = (
-        Code.BAD_REQUEST, "there is no publishing or subscription data in settings"
-    )  # fmt: skip
+    CONNECTION_CLOSED = Code.REQUEST_TIMEOUT, "", "a connection that is closed"
+    SETTINGS_EMPTY = (Code.BAD_REQUEST, "there is no publishing or subscription data in settings")
     SETTINGS_TOO_MANY = Code.BAD_REQUEST, "", "topics of a client"
     SETTINGS_MISSING = Code.BAD_REQUEST, "", "a stream that begins without settings"
     SETTINGS_UNKNOWN = (
-        Code.UNRECOGNIZED_CLIENT_TYPE, "cannot find client settings for this client"
-    )  # fmt: skip
+        Code.UNRECOGNIZED_CLIENT_TYPE,
+        "cannot find client settings for this client",
+    )
     CLIENT_TYPE = Code.UNRECOGNIZED_CLIENT_TYPE, "Client type is not consumer, type: {kind}"
     ANSWERS_NOT_TAKEN = Code.TOO_MANY_REQUESTS, "", "answers that a client does not take"
     REQUEST_TOO_LARGE = Code.PAYLOAD_TOO_LARGE, "", "a request that is too large"
@@ -201,11 +208,12 @@ class Refusal(Enum):
 
 
 class StatusError(SluiceError):
-    """A call is answered with this status.
+    """The status with which a call is refused.
 
-    When: inside a proxy: a request of a gRPC client breaks a limit, or names what is not there.
-    Then: nothing was done. Clients get the status, `code` is RocketMQ's.
-    Fix: in the text, which names value and limit.
+    When: inside a proxy: a request of a gRPC client breaks a limit, or names something that does
+    not exist.
+    Then: nothing was done. The client gets the status; `code` is RocketMQ's.
+    Fix: in the text, which names the value and the limit.
 
         the policy TIMESTAMP needs a timestamp.
     """
@@ -213,7 +221,11 @@ class StatusError(SluiceError):
     def __init__(
         self, refusal: Refusal, text: str = "", *, fix: str = "", **values: object
     ) -> None:
-        """`values` fill the places of the refusal's phrase; `text` follows it."""
+        """Create the error of a refusal.
+
+        `values` are the values of the placeholders in the refusal's phrase; `text` follows the
+        phrase.
+        """
         phrase = refusal.phrase.format(**values)
         super().__init__(": ".join(part for part in (phrase, text) if part), fix=fix)
         self.refusal = refusal
@@ -221,29 +233,32 @@ class StatusError(SluiceError):
 
 
 LITE_TOPIC_LENGTH_MAX: Final = 64
+"""The maximum length of the name of a lite topic, in characters."""
 
-_controls: Final = re.compile("[\x00-\x1f\x7f-\x9f]").search
+_find_control: Final = re.compile("[\x00-\x1f\x7f-\x9f]").search
 _GZIP: Final = int(m.Encoding.GZIP)
 _GZIP_OR_ZLIB: Final = 47
-"""As zlib's window bits: whichever of the two heads is there."""
+"""The `wbits` argument of zlib that accepts a gzip header or a zlib header."""
 
 
 REQUEST_BYTES_MAX: Final = 256 * 1024
-"""Of a request that carries no bodies of messages."""
-SENT_FIELDS_MAX: Final = 8192
-"""Fields of a request that sends, its messages and their fields."""
-SENT_REST_BYTES_MAX: Final = 1024 * 1024
-"""Of the messages of a request without their bodies."""
+"""The maximum size of a request that does not send messages, in bytes."""
+SEND_FIELDS_MAX: Final = 8192
+"""The maximum number of messages and their fields in a request that sends messages."""
+SEND_METADATA_BYTES_MAX: Final = 1024 * 1024
+"""The maximum size of all messages of a send without their bodies, in bytes."""
 _BODY_FIELD: Final = 4
-"""The number of `Message.body`."""
+"""The protobuf field number of `Message.body`."""
 _LENGTH_DELIMITED: Final = 2
+"""The protobuf wire type of strings, bytes and messages."""
 
 
 def check_shape(data: bytes, *, has_bodies: bool) -> None:
-    """Raise StatusError if decoding a request could take longer than a few milliseconds: 16 MiB may
-    hold eight million empty fields. `has_bodies`: it sends messages, whose bodies are passed over.
+    """Raise StatusError if decoding a request could take longer than a few milliseconds.
 
-    What is not protobuf passes: its decoder says so.
+    A request of 16 MiB could contain eight million empty fields. `has_bodies` means that the
+    request sends messages; the size of their bodies is not counted. Data that is not protobuf is
+    accepted here, and refused by the protobuf decoder.
     """
     if not has_bodies:
         if len(data) > REQUEST_BYTES_MAX:
@@ -252,48 +267,51 @@ def check_shape(data: bytes, *, has_bodies: bool) -> None:
                 f"the request has {len(data)} bytes, the limit is {REQUEST_BYTES_MAX}.",
             )
         return
-    if len(data) <= SENT_FIELDS_MAX:
+    if len(data) <= SEND_FIELDS_MAX:
         return
     fields, rest = count(), 0
-    for _, begin, end in _fields(data, 0, len(data), fields):
-        for number, start, stop in _fields(data, begin, end, fields):
+    for _, begin, end in _read_fields(data, 0, len(data), fields):
+        for number, start, stop in _read_fields(data, begin, end, fields):
             rest += 0 if number == _BODY_FIELD else stop - start
-        if rest > SENT_REST_BYTES_MAX:
+        if rest > SEND_METADATA_BYTES_MAX:
             raise StatusError(
                 Refusal.REQUEST_TOO_LARGE,
-                f"the messages have more than {SENT_REST_BYTES_MAX} bytes beside their bodies.",
+                f"the messages have more than {SEND_METADATA_BYTES_MAX} bytes in addition to "
+                "their bodies.",
             )
 
 
-def _fields(
+def _read_fields(
     data: bytes, begin: int, end: int, counted: Iterator[int]
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield number, begin and end of the length-delimited fields of a protobuf message, until it is
-    none. Raises StatusError when `counted` has come to SENT_FIELDS_MAX."""
+    """Yield the number, start and end of each length-delimited field of a protobuf message.
+
+    Ends silently at malformed data. Raises StatusError when `counted` reaches `SEND_FIELDS_MAX`.
+    """
     while begin < end:
-        if next(counted) > SENT_FIELDS_MAX:
+        if next(counted) > SEND_FIELDS_MAX:
             raise StatusError(
                 Refusal.REQUEST_TOO_LARGE,
-                f"the request has more than {SENT_FIELDS_MAX} messages and fields of messages.",
+                f"the request has more than {SEND_FIELDS_MAX} messages and fields of messages.",
             )
-        tag, begin = _varint(data, begin, end)
+        tag, begin = _read_varint(data, begin, end)
         kind = tag & 7
         if kind == _LENGTH_DELIMITED:
-            size, begin = _varint(data, begin, end)
+            size, begin = _read_varint(data, begin, end)
             if begin + size > end:
                 return
             yield tag >> 3, begin, begin + size
             begin += size
         elif kind == 0:
-            _, begin = _varint(data, begin, end)
+            _, begin = _read_varint(data, begin, end)
         elif kind in (1, 5):
             begin += 8 if kind == 1 else 4
         else:
             return
 
 
-def _varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
-    """Return a number and where it ends; `end` where it is none."""
+def _read_varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
+    """Return the varint at `begin` and the index behind it; (0, `end`) if it is malformed."""
     value = shift = 0
     while begin < end and shift < 64:
         byte = data[begin]
@@ -305,9 +323,12 @@ def _varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
     return 0, end
 
 
-def topic_of(resource: m.Resource) -> str:
-    """Return the name of a topic. Raises StatusError if it is not a valid name, or that of a topic
-    of the system, which gRPC clients may not use."""
+def checked_topic(resource: m.Resource) -> str:
+    """Return the name of a topic.
+
+    Raises StatusError if the name is invalid or belongs to a system topic, which gRPC clients may
+    not use.
+    """
     name = resource.name
     if is_rocketmq_system_topic(name):
         text = f"the topic {name!r} belongs to the broker itself."
@@ -324,9 +345,11 @@ def topic_of(resource: m.Resource) -> str:
         raise StatusError(refusal, str(error), name=name, limit=topic.TOPIC_LENGTH_MAX) from error
 
 
-def group_of(resource: m.Resource) -> str:
-    """Return the name of a consumer group. Raises StatusError if it is not a valid name, or that of
-    a group of the system."""
+def checked_group(resource: m.Resource) -> str:
+    """Return the name of a consumer group.
+
+    Raises StatusError if the name is invalid or belongs to a system group.
+    """
     name = resource.name
     if is_reserved_group(name):
         text = f"the group {name!r} belongs to the broker itself."
@@ -344,24 +367,26 @@ def group_of(resource: m.Resource) -> str:
 
 
 def check_type(expected: str, actual: str) -> None:
-    """Raise StatusError if a topic of the type `expected` does not take messages of the type
-    `actual`. MIXED takes the four types that its route names."""
+    """Raise StatusError if a topic of type `expected` does not accept messages of type `actual`.
+
+    A MIXED topic accepts the types in MESSAGE_TYPES.
+    """
     if actual != expected and (expected != MIXED or actual not in MESSAGE_TYPES):
         raise StatusError(Refusal.TYPE, expected=expected, actual=actual)
 
 
-def body_of(body: bytes, encoding: int, limits: ProxyLimits) -> tuple[bytes, int]:
-    """Return the body as it is stored, and its flag of compression (0 or COMPRESSED).
+def to_stored_body(body: bytes, encoding: int, limits: ProxyLimits) -> tuple[bytes, int]:
+    """Return a body as it is stored, and its compression flag (0 or COMPRESSED).
 
-    A body that came as gzip is stored plain: consumers of the remoting protocol, whose flag says
-    zlib, could not read it (spec/grpc.md §4). One that is called GZIP and cannot be decompressed is
-    stored as it came, with the flag, as RocketMQ's proxy does. Raises StatusError if the body is
+    A gzip body is stored decompressed: remoting consumers could not read it, because the flag means
+    zlib to them (spec/grpc.md §4). A body with the encoding GZIP that cannot be decompressed is
+    stored as it is, with the flag, as RocketMQ's proxy does. Raises StatusError if the body is
     empty or too large.
     """
     limit, flag = limits.body_bytes_largest, 0
     found = f"the body has {len(body)} bytes"
     if encoding == _GZIP and body:
-        plain = _inflated(body, limit + 1)
+        plain = _decompress(body, limit + 1)
         if plain is None:
             flag = COMPRESSED
         else:
@@ -373,9 +398,11 @@ def body_of(body: bytes, encoding: int, limits: ProxyLimits) -> tuple[bytes, int
     return body, flag
 
 
-def _inflated(body: bytes, length_max: int) -> bytes | None:
-    """Return what a body of gzip or zlib decompresses to, cut at `length_max` bytes; None if it is
-    neither, or ends too early."""
+def _decompress(body: bytes, length_max: int) -> bytes | None:
+    """Return at most `length_max` bytes of a decompressed gzip or zlib body.
+
+    Return None if the body is neither, or is incomplete.
+    """
     inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
         plain = inflater.decompress(body, length_max)
@@ -384,47 +411,55 @@ def _inflated(body: bytes, length_max: int) -> bytes | None:
     return plain if inflater.eof or len(plain) == length_max else None
 
 
-def check_texts(user: Mapping[str, str], system: m.SystemProperties, limits: ProxyLimits) -> None:
-    """Raise StatusError if the properties of the user, or a text among those of the system, break a
-    limit. HOT: short visible words are settled together."""
+def check_message_texts(
+    user: Mapping[str, str], system: m.SystemProperties, limits: ProxyLimits
+) -> None:
+    """Raise StatusError if a property or other text of a message breaks a limit. HOT.
+
+    `user` has the application's properties. The texts are checked one by one only if one of them
+    contains a space or an unprintable character.
+    """
     if not HIDDEN_PROPERTIES.isdisjoint(user):
         name = next(name for name in user if name in HIDDEN_PROPERTIES)
         raise StatusError(Refusal.PROPERTY_OF_SYSTEM, name=name)
     tag, message_id, group = system.tag, system.message_id, system.message_group
-    own = "".join([*user, *user.values(), tag, *system.keys])
-    if len(own) * 4 > limits.properties_bytes_max or len(user) > limits.properties_max:
-        _check_size(user, own, limits)
+    texts = "".join([*user, *user.values(), tag, *system.keys])
+    if len(texts) * 4 > limits.properties_bytes_max or len(user) > limits.properties_max:
+        _check_size(user, texts, limits)
     if group and len(group) * 4 >= limits.message_group_bytes_max:
         _check_group_size(group, limits.message_group_bytes_max)
     if "|" in tag:
         raise StatusError(Refusal.TAG_BAR)
     if not message_id or message_id.isspace():
         raise StatusError(Refusal.MESSAGE_ID_EMPTY)
-    text = f"{own}{message_id}{group}{system.born_host}{system.trace_context}{system.lite_topic}"
+    text = f"{texts}{message_id}{group}{system.born_host}{system.trace_context}{system.lite_topic}"
     if " " in text or "" in user or not text.isprintable():
-        _check_each(user, system)
+        _check_each_text(user, system)
 
 
-def _check_size(user: Mapping[str, str], own: str, limits: ProxyLimits) -> None:
-    """Raise StatusError if there are too many properties, or their texts `own` are too long."""
+def _check_size(user: Mapping[str, str], texts: str, limits: ProxyLimits) -> None:
+    """Raise StatusError if there are too many properties, or their texts are too long.
+
+    `texts` contains all properties, the tag and the keys.
+    """
     if len(user) > limits.properties_max:
         text = f"the message has {len(user)}"
         raise StatusError(Refusal.PROPERTIES_TOO_MANY, text, limit=limits.properties_max)
-    limit, size = limits.properties_bytes_max, len(own.encode())
+    limit, size = limits.properties_bytes_max, len(texts.encode())
     if 0 < limit < size:
         text = f"properties, tag and keys have {size} bytes"
         raise StatusError(Refusal.PROPERTIES_TOO_LARGE, text, limit=limit)
 
 
 def _check_group_size(group: str, limit: int) -> None:
-    """Raise StatusError if a message group has `limit` bytes or more; 0 or less is no limit."""
+    """Raise StatusError if a message group has `limit` bytes or more; 0 or less means no limit."""
     size = len(group.encode())
     if 0 < limit <= size:
-        text = f"the message group has {size} bytes, and has to have fewer"
+        text = f"the message group has {size} bytes and must have fewer"
         raise StatusError(Refusal.MESSAGE_GROUP_TOO_LONG, text, limit=limit)
 
 
-_WORDS: Final = (
+_TEXT_FIELDS: Final = (
     ("tag", "the tag", Refusal.TAG_BLANK, Refusal.TAG_CONTROL),
     ("keys", "the key", Refusal.KEY_BLANK, Refusal.KEY_CONTROL),
     (
@@ -436,18 +471,20 @@ _WORDS: Final = (
     ("message_id", "the message id", Refusal.MESSAGE_ID_EMPTY, Refusal.MESSAGE_ID_CONTROL),
     ("lite_topic", "the lite topic", Refusal.LITE_TOPIC_BLANK, Refusal.LITE_TOPIC_CONTROL),
 )
-"""Fields whose texts may be neither blank nor hold a control character."""
+"""The fields whose text must not be blank or contain a control character.
+
+Each row has the field, its name in errors, and the refusals for blank text and control characters.
+"""
 
 
-def _check_each(user: Mapping[str, str], system: m.SystemProperties) -> None:
-    """Raise StatusError for the first text that has a control character, and for a name that is
-    blank."""
+def _check_each_text(user: Mapping[str, str], system: m.SystemProperties) -> None:
+    """Raise StatusError for the first text with a control character, or the first blank name."""
     for name, value in user.items():
         if not name:
             raise StatusError(Refusal.PROPERTY_KEY_EMPTY, "the key of property cannot be empty")
         _check_controls(Refusal.PROPERTY_KEY_CONTROL, "the key of property", name)
         _check_controls(Refusal.PROPERTY_VALUE_CONTROL, "the value of property", value)
-    for field, what, blank, control in _WORDS:
+    for field, what, blank, control in _TEXT_FIELDS:
         found = getattr(system, field)
         for word in (found,) if isinstance(found, str) else found:
             if word.isspace():
@@ -458,28 +495,33 @@ def _check_each(user: Mapping[str, str], system: m.SystemProperties) -> None:
 
 
 def _check_controls(refusal: Refusal, what: str, text: str) -> None:
-    """Raise StatusError if the text has a control character."""
-    if _controls(text):
+    """Raise StatusError if the text contains a control character."""
+    if _find_control(text):
         raise StatusError(refusal, f"remove the control character from {what} {text!r:.100}.")
 
 
 def check_lite_topic(name: str) -> None:
-    """Raise StatusError if the name of a lite topic is too long; `check_texts` has seen to its
-    characters."""
+    """Raise StatusError if the name of a lite topic is too long.
+
+    `check_message_texts` checks its characters.
+    """
     if len(name) > LITE_TOPIC_LENGTH_MAX:
         text = f"the lite topic has {len(name)} characters"
         raise StatusError(Refusal.LITE_TOPIC_TOO_LONG, text, limit=LITE_TOPIC_LENGTH_MAX)
 
 
-def check_delivery(deliver_ms: int, now_ms: int, limits: ProxyLimits) -> None:
-    """Raise StatusError if a message is delayed for too long."""
+def check_delivery_time(deliver_ms: int, now_ms: int, limits: ProxyLimits) -> None:
+    """Raise StatusError if the delay of a message exceeds the limit; 0 or less means no limit."""
     if 0 < limits.delay_ms_max < deliver_ms - now_ms:
         text = f"the message is due in {deliver_ms - now_ms} ms"
         raise StatusError(Refusal.DELIVERY_TIME, text, limit=limits.delay_ms_max)
 
 
-def check_recovery(seconds: int, limits: ProxyLimits) -> None:
-    """Raise StatusError if it is too long until the broker asks how a transaction ended."""
+def check_recovery_time(seconds: int, limits: ProxyLimits) -> None:
+    """Raise StatusError if the time until the first transaction check exceeds the limit.
+
+    A limit of 0 or less means no limit.
+    """
     if 0 < limits.recovery_s_max < seconds:
         text = f"the transaction has {seconds} s"
         raise StatusError(Refusal.RECOVERY_TIME, text, limit=limits.recovery_s_max)

@@ -1,12 +1,13 @@
-"""The broker in this process as the proxy's backend.
+"""The backend of a proxy that runs in the process of its broker.
 
-Requests go to the dispatcher's table as they are: a command is not encoded on its way in, and a
-plain send takes the quick way. Answers come as for everybody, as frames, mostly at the end of a
-turn. They are handed on in the next iteration of the loop, all together, so that no answer makes
-the next request while the turn is still ending.
+Requests go directly to the broker's dispatcher: they are not encoded, and a plain send takes the
+fast path. Responses come as frames, as for every client, mostly at the end of a group commit.
+`LocalBackend` collects them and delivers them together in the next iteration of the event loop, so
+that a response does not cause the next request while the group commit is still ending.
 
-A replica changes its role in place, and the proxy stays with its connections: what is asked
-meanwhile waits for the next role (`Broker.on_role`), in which a slave forwards it to the master.
+A replica changes its role in place, and the proxy keeps its connections. Requests that arrive
+between two roles wait for the next one (`Broker.on_role`), in which a slave forwards them to the
+master.
 """
 
 import asyncio
@@ -31,37 +32,42 @@ from sluicemq.model.topic import (
     TopicRoute,
 )
 from sluicemq.net.dispatch import Dispatcher, Peer
-from sluicemq.proxy.backend import ITSELF, Answered, OnRequest
+from sluicemq.proxy.backend import PROXY_HOST, OnRequest, OnResponse
 from sluicemq.proxy.server import Proxy, ProxyCollector
 from sluicemq.wire.frames import FLAG_ONEWAY, FLAG_RESPONSE, Command, FrameReader
 
 log = logging.getLogger(__name__)
 
-HERE: Final = "here"
-"""The address of the broker, to a Call."""
-ROUTES_MAX: Final = 10_000
+LOCAL_ADDRESS: Final = "here"
+"""The address of the broker in a `Call`."""
+CACHED_ROUTES_MAX: Final = 10_000
+"""The number of cached routes at which the cache is cleared."""
 CallSoon = Callable[[Callable[[], None]], object]
+"""A function that runs a callback in the next iteration of the event loop: `loop.call_soon`."""
 
 
-class Served(Protocol):
-    """The broker beside it: `broker.server.Broker`."""
+class EmbeddingBroker(Protocol):
+    """The broker that a local proxy belongs to: `broker.server.Broker`."""
 
     core: BrokerState
     on_role: list[Callable[[bool], None]]
 
     @property
-    def dispatcher(self) -> Dispatcher: ...
+    def dispatcher(self) -> Dispatcher:
+        """The dispatcher of the current role."""
+        ...
 
 
-def proxy_of(
-    broker: Served,
+def make_local_proxy(
+    broker: EmbeddingBroker,
     config: ServerConfig | None = None,
     limits: ProxyLimits = ProxyLimits(),  # noqa: B008 - frozen
 ) -> Proxy:
-    """Return the proxy of a broker in this loop, in whatever role the broker is.
+    """Return the proxy of a broker that runs in this event loop, in any role.
 
-    It has the broker's rights, a share of its time and a place in its metrics. `config` says where
-    and with which TLS it is served, None as the broker; `limits` what its calls may ask for.
+    The proxy uses the broker's access control, scheduler and metrics. `config` has the address and
+    TLS settings of the gRPC port; None means the settings of the broker. `limits` are the limits of
+    calls.
     """
     core = broker.core
     backend = LocalBackend(core, broker.dispatcher, asyncio.get_running_loop().call_soon)
@@ -70,56 +76,69 @@ def proxy_of(
     core.metric_collectors.append(collector.collect)
 
     def on_role(serves: bool) -> None:
+        """Follow the end of a role, or the start of the next one (`serves`)."""
         if not serves:
-            backend.rest()
+            backend.suspend()
             return
-        proxy.service.guard = broker.core.guard
+        proxy.dispatcher.guard = broker.core.guard
         broker.core.metric_collectors.append(collector.collect)
-        backend.serve(broker.core, broker.dispatcher)
+        backend.resume(broker.core, broker.dispatcher)
 
     broker.on_role.append(on_role)
     return proxy
 
 
 class LocalBackend:
-    """One broker, and nothing else of its cluster."""
+    """A backend with one broker, which runs in the same process."""
 
     def __init__(self, state: BrokerState, dispatcher: Dispatcher, call_soon: CallSoon) -> None:
         self.state = state
         self.clock = state.clock
         self.dispatcher: Dispatcher | None = dispatcher
-        """None between two roles."""
-        self.links: set[LocalLink] = set()
-        self.held: list[tuple[LocalLink, Call, Answered, Account | None]] = []
-        """What was asked then, and by whom."""
+        """The dispatcher of the current role; None between two roles."""
+        self.sessions: set[LocalClientSession] = set()
+        self.pending_requests: list[
+            tuple[LocalClientSession, Call, OnResponse, Account | None]
+        ] = []
+        """Requests that arrived between two roles, each with the account that signed it."""
         self._call_soon = call_soon
-        self._arrived: list[tuple[LocalLink, bytes]] = []
-        self._routes: dict[str, tuple[TopicConfig, BrokerConfig, TopicRoute]] = {}
-        """What each was made of, and the route: the same one while nothing changes."""
+        self._received_frames: list[tuple[LocalClientSession, bytes]] = []
+        self._route_cache: dict[str, tuple[TopicConfig, BrokerConfig, TopicRoute]] = {}
+        """The route of each topic with the settings from which it was built.
 
-    def link(self, remote: Host, local: Host, on_request: OnRequest) -> "LocalLink":
-        link = LocalLink(self, remote, local, on_request)
-        self.links.add(link)
-        return link
+        `fetch_route` returns the same object until these settings change.
+        """
 
-    def rest(self) -> None:
-        """A role has ended: nothing that was asked in it is answered any more."""
-        self._deliver()
+    def open_session(
+        self, remote: Host, local: Host, on_request: OnRequest
+    ) -> "LocalClientSession":
+        """Return a new session with the broker for a client; see `Backend.open_session`."""
+        session = LocalClientSession(self, remote, local, on_request)
+        self.sessions.add(session)
+        return session
+
+    def suspend(self) -> None:
+        """End the current role: fail all open requests, and queue new ones until `resume`."""
+        self._deliver_frames()
         self.dispatcher = None
-        for link in tuple(self.links):
-            link.lost()
+        for session in tuple(self.sessions):
+            session.connection_lost()
 
-    def serve(self, state: BrokerState, dispatcher: Dispatcher) -> None:
-        """The next role has begun."""
+    def resume(self, state: BrokerState, dispatcher: Dispatcher) -> None:
+        """Start the next role with its state and dispatcher, and send the queued requests."""
         self.state, self.dispatcher = state, dispatcher
-        self._routes.clear()
-        held, self.held = self.held, []
-        for link, call, answered, account in held:
+        self._route_cache.clear()
+        pending_requests, self.pending_requests = self.pending_requests, []
+        for session, call, on_response, account in pending_requests:
             if state.guard is not None:
                 state.guard.account = account
-            link.ask(call, answered)
+            session.send(call, on_response)
 
-    def route(self, topic: str) -> Conversation[TopicRoute]:
+    def fetch_route(self, topic: str) -> Conversation[TopicRoute]:
+        """Return the route of a topic, with this broker as the only one.
+
+        Raises RouteNotFoundError if the topic does not exist.
+        """
         yield from ()
         found = self.state.topics.get(topic)
         if found is None:
@@ -127,142 +146,161 @@ class LocalBackend:
                 f"The topic {topic} does not exist.", fix=f"Create it: sluice topic create {topic}"
             )
         config, broker = found.config, self.state.settings.broker
-        known = self._routes.get(topic)
+        known = self._route_cache.get(topic)
         if known is not None and known[0] is config and known[1] is broker:
             return known[2]
         route = TopicRoute(
-            (BrokerData(broker.broker_name, broker.cluster_name, {MASTER_ID: HERE}),),
+            (BrokerData(broker.broker_name, broker.cluster_name, {MASTER_ID: LOCAL_ADDRESS}),),
             (
                 QueueData(
-                    broker.broker_name, config.read_queues, config.write_queues, config.perm,
+                    broker.broker_name,
+                    config.read_queues,
+                    config.write_queues,
+                    config.perm,
                     config.sys_flag,
                 ),
             ),
-        )  # fmt: skip
-        if len(self._routes) >= ROUTES_MAX:
-            self._routes.clear()
-        self._routes[topic] = config, broker, route
+        )
+        if len(self._route_cache) >= CACHED_ROUTES_MAX:
+            self._route_cache.clear()
+        self._route_cache[topic] = config, broker, route
         return route
 
-    def topic(self, name: str) -> Conversation[TopicConfig | None]:
+    def fetch_topic_config(self, name: str) -> Conversation[TopicConfig | None]:
+        """Return the broker's settings of a topic, or None if it does not exist."""
         yield from ()
         return self.state.topics.config_of(name)
 
-    def group(self, name: str) -> Conversation[GroupConfig | None]:
+    def fetch_group_config(self, name: str) -> Conversation[GroupConfig | None]:
+        """Return the broker's settings of a consumer group, or None if it does not exist."""
         yield from ()
         return self.state.groups.table.get(name)
 
-    def warnings(self) -> list[str]:
+    def list_warnings(self) -> list[str]:
+        """Return no warnings: the broker checks subscriptions itself."""
         return []
 
-    def arrived(self, link: "LocalLink", data: bytes) -> None:
-        """Frames for a client, which it gets when this turn is over."""
-        if not self._arrived:
-            self._call_soon(self._deliver)
-        self._arrived.append((link, data))
+    def schedule_delivery(self, session: "LocalClientSession", data: bytes) -> None:
+        """Deliver frames to a session in the next iteration of the event loop."""
+        if not self._received_frames:
+            self._call_soon(self._deliver_frames)
+        self._received_frames.append((session, data))
 
-    def _deliver(self) -> None:
-        arrived, self._arrived = self._arrived, []
-        for link, data in arrived:
-            try:  # a bug in one call must not keep the others from their answers
-                link.received(data)
+    def _deliver_frames(self) -> None:
+        """Deliver all frames that are waiting, to each session in their order."""
+        received_frames, self._received_frames = self._received_frames, []
+        for session, data in received_frames:
+            try:
+                session.handle_frames(data)
             except Exception:
-                log.exception("an answer for the client at %s was lost", link.peer.remote)
+                # A bug in one call must not prevent the delivery of other responses.
+                log.exception("A response for the client at %s was lost.", session.peer.remote)
 
 
-class _Carrier(NamedTuple):
-    """What the broker has in place of a socket."""
+class _SessionTransport(NamedTuple):
+    """The transport of the broker's peer object, in place of a socket."""
 
-    link: "LocalLink"
+    session: "LocalClientSession"
 
     def write(self, data: bytes, /) -> None:
-        self.link.wrote(data)
+        """Pass frames from the broker to the session."""
+        self.session.write(data)
 
     def close(self) -> None:
-        self.link.lost()
+        """Disconnect the session's peer, because the broker closes the connection."""
+        self.session.connection_lost()
 
 
-class LocalLink:
-    """A client of the proxy as the broker's peer. A broker that closes it, as it does with who is
-    silent for too long, sees a new peer with the next request, as of a client that connects again.
+class LocalClientSession:
+    """A client of the proxy, which the broker sees as one of its peers.
+
+    The broker closes a peer that is silent for too long. The next request then creates a new peer,
+    as if the client had connected again.
     """
 
     def __init__(
         self, backend: LocalBackend, remote: Host, local: Host, on_request: OnRequest
     ) -> None:
-        self.peer = self._peer(remote, local)
+        self.peer = self._new_peer(remote, local)
         self._is_closed = False
         self._backend = backend
         self._on_request = on_request
         self._reader = FrameReader()
-        self._waiting: dict[int, Answered] = {}
+        self._pending: dict[int, OnResponse] = {}
         self._opaque = 0
 
-    def ask(self, call: Call, answered: Answered) -> None:
+    def send(self, call: Call, on_response: OnResponse) -> None:
+        """Pass a request to the broker, or queue it between two roles; see `ClientSession.send`."""
         if self._is_closed:
-            answered(ConnectionLostError("The client is gone."))
+            on_response(ConnectionLostError("The client has disconnected."))
             return
         guard, dispatcher = self._backend.state.guard, self._backend.dispatcher
-        if guard is not None and self.peer.remote == ITSELF:
-            guard.account = None  # it is still that of the request before
+        if guard is not None and self.peer.remote == PROXY_HOST:
+            guard.account = None  # the proxy itself; the guard still has the previous account
         if dispatcher is None:
             account = None if guard is None else guard.account
-            self._backend.held.append((self, call, answered, account))
+            self._backend.pending_requests.append((self, call, on_response, account))
             return
         if self.peer.closed:
-            self.peer = self._peer(self.peer.remote, self.peer.local)
+            self.peer = self._new_peer(self.peer.remote, self.peer.local)
         command = call.command
         opaque = self._opaque = command.opaque = (self._opaque + 1) & 0x7FFFFFFF
         call.is_written = True
         if command.flag & FLAG_ONEWAY:
             dispatcher.handle_command(command, self.peer)
-            answered(command)
+            on_response(command)
             return
-        self._waiting[opaque] = answered
+        self._pending[opaque] = on_response
         frame = dispatcher.handle_command(command, self.peer)
         if frame:
-            self.received(frame)
+            self.handle_frames(frame)
 
-    def _peer(self, remote: Host, local: Host) -> Peer:
-        """It is not told who else is in its groups: a thousand that come would hear it a million
-        times, and receive from all of the broker anyway."""
-        peer = Peer(_Carrier(self), remote, local)
+    def _new_peer(self, remote: Host, local: Host) -> Peer:
+        """Return a peer of the broker for this session.
+
+        The broker does not notify it of changes in its groups: each of a thousand new members would
+        cause a notification to all others, and gRPC clients receive from all queues of the broker
+        anyway.
+        """
+        peer = Peer(_SessionTransport(self), remote, local)
         peer.can_rebalance = False
         return peer
 
     def close(self) -> None:
+        """End the session because the client has disconnected."""
         self._is_closed = True
-        self._backend.links.discard(self)
-        self.lost()
+        self._backend.sessions.discard(self)
+        self.connection_lost()
 
-    def lost(self) -> None:
-        """The broker's side of it is closed."""
+    def connection_lost(self) -> None:
+        """Disconnect the peer from the broker, and fail the requests that have no response yet."""
         self.peer.connection_lost()
         self._backend.state.on_disconnect(self.peer)
-        waiting, self._waiting = self._waiting, {}
-        for answered in waiting.values():
-            answered(ConnectionLostError("The broker has closed the connection; try again."))
+        pending, self._pending = self._pending, {}
+        for on_response in pending.values():
+            on_response(ConnectionLostError("The broker closed the connection. Try again."))
 
-    def wrote(self, data: bytes) -> None:
-        """Frames of the broker."""
-        self._backend.arrived(self, data)
+    def write(self, data: bytes) -> None:
+        """Accept frames from the broker, for delivery in the next iteration of the event loop."""
+        self._backend.schedule_delivery(self, data)
 
-    def received(self, data: bytes) -> None:
-        """What they say: answers, and what it asks."""
+    def handle_frames(self, data: bytes) -> None:
+        """Decode frames from the broker, and pass on their responses and requests."""
         for command in self._reader.feed(data):
             if command.flag & FLAG_RESPONSE:
-                answered = self._waiting.pop(command.opaque, None)
-                if answered is not None:
-                    answered(command)
+                on_response = self._pending.pop(command.opaque, None)
+                if on_response is not None:
+                    on_response(command)
             else:
-                self._on_request(command, self._answerer(command))
+                self._on_request(command, self._make_responder(command))
 
-    def _answerer(self, request: Command) -> Callable[[Command], None]:
+    def _make_responder(self, request: Command) -> Callable[[Command], None]:
+        """Return the function that sends the client's response to a request from the broker."""
         peer = self.peer
 
-        def answer(command: Command) -> None:
+        def respond(command: Command) -> None:
             command.opaque = request.opaque
             command.flag |= FLAG_RESPONSE
             peer.handle_response(command)
 
-        return answer
+        return respond

@@ -1,9 +1,10 @@
-"""The messages of `apache.rocketmq.v2`, as classes of protobuf.
+"""The messages of `apache.rocketmq.v2` as protobuf classes.
 
-What they are stands in the public proto files, `proto/`, and compiled beside them; both and the
-types for mypy (`messages.pyi`) are written by `tools/proto.py`. The classes are made here from the
-descriptors, in a pool of their own: so they work with every release of protobuf, and the official
-Python client, which puts the same names into the pool of the process, can live beside them.
+`proto/` has the public .proto files and their compiled descriptors. `tools/proto.py` writes the
+descriptors and the types for mypy (`messages.pyi`). The classes are created here from the
+descriptors, in a descriptor pool of their own. They therefore work with every release of protobuf,
+and do not conflict with the official Python client, which registers the same names in the pool of
+the process.
 """
 
 from enum import IntEnum
@@ -21,7 +22,7 @@ except ModuleNotFoundError as error:
 
 
 def _made() -> dict[str, Any]:
-    """All messages and enumerations by name."""
+    """Return all message classes and enumerations by name."""
     data = files("sluicemq.proxy").joinpath("proto/descriptors.binpb").read_bytes()
     pool, found = descriptor_pool.DescriptorPool(), dict[str, Any]()
     for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:

@@ -1,23 +1,23 @@
-"""Queues read by offset: PullMessage, and where groups and queues are (spec/grpc.md §4).
+"""PullMessage, UpdateOffset, GetOffset and QueryOffset: reads by offset (spec/grpc.md §4).
 
-The requests stand in the protocol, and RocketMQ's proxy serves none of them. Each names one queue
-of one broker, as the route tells it. A pull is answered with a status, messages, and the next
+The protocol defines these calls, but RocketMQ's proxy serves none of them. Each call names one
+queue of one broker, as in the route. The response to a pull is a status, the messages, and the next
 offset:
 
-    OK                 the messages
-    MESSAGE_NOT_FOUND  none for as long as the client waits; behind what its filter does not want
-    ILLEGAL_OFFSET     the queue has no such offset, or the group was sent elsewhere: the next one;
-                       for an offset behind the end the first one, since the topic may have been
-                       deleted and created again
+    OK                 There are messages.
+    MESSAGE_NOT_FOUND  No message arrived within the polling time. The next offset is behind the
+                       messages that do not match the filter.
+    ILLEGAL_OFFSET     The queue does not have this offset, or the group's offset was reset. The
+                       next offset is where to continue. If the offset was behind the end, this is
+                       the first offset, since the topic may have been deleted and created again.
 
-A pull waits at the broker, which wakes it. What is woken and finds nothing that the client wants
-goes on waiting, for the rest of the time. Lite topics are not served here, and that is said.
+The broker parks a pull without messages. If new messages do not match the filter, the proxy pulls
+again for the rest of the polling time. Lite topics are not supported; their call is refused.
 """
 
 from collections.abc import Iterable
 
-from sluicemq.client.core import conversations as talks
-from sluicemq.client.core import requests
+from sluicemq.client.core import conversations, requests
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.identity import restart_offset
 from sluicemq.client.core.requests import PullStatus, expect_success, int_field, parse_pull_response
@@ -27,135 +27,165 @@ from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import PERM_READ, MessageQueue
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import Backend, masters_of
+from sluicemq.proxy.backend import Backend, master_addresses
 from sluicemq.proxy.clients import OK, Client
-from sluicemq.proxy.convert import message_of, milliseconds
-from sluicemq.proxy.limits import Refusal, StatusError, group_of, topic_of
+from sluicemq.proxy.convert import to_message, to_ms
+from sluicemq.proxy.limits import Refusal, StatusError, checked_group, checked_topic
 from sluicemq.proxy.messages import Code, QueryOffsetPolicy
-from sluicemq.proxy.receiving import ANSWER_S, BATCH_MAX, RESERVE_MS, wanted_of
+from sluicemq.proxy.receiving import (
+    BATCH_MAX,
+    BROKER_RESPONSE_S,
+    DEADLINE_MARGIN_MS,
+    to_subscription,
+)
 from sluicemq.record.codec import decode_records
 
 
 class Pulling:
-    """The family of clients that read by offset."""
+    """The service object of clients that read queues by offset."""
 
     def __init__(self, backend: Backend, limits: ProxyLimits) -> None:
         self._backend = backend
         self._limits = limits
-        self._waiting: dict[Call, None] = {}
+        self._polling_calls: dict[Call, None] = {}
 
     def drain(self) -> None:
-        """Who waits is told that nothing came."""
-        for call in tuple(self._waiting):
+        """Respond to all parked pulls that there is no new message."""
+        for call in tuple(self._polling_calls):
             status = m.Status(
-                code=Code.MESSAGE_NOT_FOUND, message="no new message: the proxy is about to end"
+                code=Code.MESSAGE_NOT_FOUND, message="no new message: the proxy is shutting down"
             )
             call.reply_all([m.PullMessageResponse(status=status).SerializeToString()])
 
     def pull(
         self, client: Client, request: m.PullMessageRequest, call: Call
     ) -> Conversation[list[m.PullMessageResponse]]:
-        """PullMessage. Raises StatusError."""
-        group = group_of(request.group)
-        queue, address = yield from self._queue(request.message_queue)
-        wanted = wanted_of(queue.topic, request.filter_expression)
+        """Serve PullMessage: return a status, the messages, and the next offset.
+
+        Raises StatusError if the request is invalid, and SluiceError if the broker fails.
+        """
+        group = checked_group(request.group)
+        queue, address = yield from self._resolve_queue(request.message_queue)
+        subscription = to_subscription(queue.topic, request.filter_expression)
         count = min(request.batch_size, BATCH_MAX) if request.batch_size > 0 else BATCH_MAX
-        clock, wait_ms = self._backend.clock, milliseconds(request.long_polling_timeout)
+        clock, wait_ms = self._backend.clock, to_ms(request.long_polling_timeout)
         if call.remaining_s is not None:
-            wait_ms = min(wait_ms, int(call.remaining_s * 1000) - RESERVE_MS)
+            wait_ms = min(wait_ms, int(call.remaining_s * 1000) - DEADLINE_MARGIN_MS)
         until_s = clock.monotonic_s() + min(wait_ms, self._limits.poll_ms_longest) / 1000
         offset = request.offset
         while not call.is_closed:
             wait_ms = max(round((until_s - clock.monotonic_s()) * 1000), 0)
             command = requests.pull(
-                group, queue, offset, count_max=count, subscription=wanted,
+                group,
+                queue,
+                offset,
+                count_max=count,
+                subscription=subscription,
                 suspend_timeout_ms=wait_ms,
-            )  # fmt: skip
-            self._waiting[call] = None
+            )
+            self._polling_calls[call] = None
             try:
-                reply = yield talks.Call(address, command, wait_ms / 1000 + ANSWER_S)
+                response = yield conversations.Call(
+                    address, command, wait_ms / 1000 + BROKER_RESPONSE_S
+                )
             finally:
-                del self._waiting[call]
-            answer = parse_pull_response(reply, address)
-            next_offset = answer.next_offset
-            if answer.status is PullStatus.OFFSET_ILLEGAL:
-                beginning = restart_offset(answer, offset)
+                del self._polling_calls[call]
+            result = parse_pull_response(response, address)
+            next_offset = result.next_offset
+            if result.status is PullStatus.OFFSET_ILLEGAL:
+                beginning = restart_offset(result, offset)
                 if beginning is not None:
                     next_offset = beginning
                 text = (
                     f"{queue.topic}:{queue.queue_id} on {queue.broker} has the offsets from "
-                    f"{answer.offset_min} up to {answer.offset_max}; for {offset} go on at "
+                    f"{result.offset_min} up to {result.offset_max}; instead of {offset} go on at "
                     f"{next_offset}."
                 )
-                return _answers(Code.ILLEGAL_OFFSET, text, next_offset)
-            records = decode_records(answer.data, broker=queue.broker)
-            found = [record for record in records if tag_matches(wanted, record.tag)]
+                return _pull_responses(Code.ILLEGAL_OFFSET, text, next_offset)
+            records = decode_records(result.data, broker=queue.broker)
+            found = [record for record in records if tag_matches(subscription, record.tag)]
             if found:
-                return _answers(Code.OK, "OK", next_offset, found)
-            is_through = answer.status is PullStatus.NO_NEW_MSG or next_offset <= offset
+                return _pull_responses(Code.OK, "OK", next_offset, found)
+            is_through = result.status is PullStatus.NO_NEW_MSG or next_offset <= offset
             offset = next_offset
             if is_through or clock.monotonic_s() >= until_s:
                 break
-        return _answers(Code.MESSAGE_NOT_FOUND, "no new message", offset)
+        return _pull_responses(Code.MESSAGE_NOT_FOUND, "no new message", offset)
 
-    def update(
+    def update_offset(
         self, client: Client, request: m.UpdateOffsetRequest, call: Call
     ) -> Conversation[m.UpdateOffsetResponse]:
-        """UpdateOffset: the group has done everything before. Raises StatusError."""
-        group = group_of(request.group)
-        queue, address = yield from self._queue(request.message_queue)
+        """Serve UpdateOffset: commit the offset of a group in a queue.
+
+        Raises StatusError if the request is invalid, and SluiceError if the broker fails.
+        """
+        group = checked_group(request.group)
+        queue, address = yield from self._resolve_queue(request.message_queue)
         if request.offset < 0:
             raise StatusError(
                 Refusal.OFFSET_NEGATIVE,
-                f"the offset {request.offset} is below 0, where queues begin.",
+                f"the offset {request.offset} is negative. Commit 0 or more.",
             )
         command = requests.commit_offset(group, queue, request.offset)
-        expect_success((yield talks.Call(address, command)), address)
+        expect_success((yield conversations.Call(address, command)), address)
         return m.UpdateOffsetResponse(status=OK)
 
-    def get(
+    def get_offset(
         self, client: Client, request: m.GetOffsetRequest, call: Call
     ) -> Conversation[m.GetOffsetResponse]:
-        """GetOffset: where the group is. Raises StatusError."""
-        group = group_of(request.group)
-        queue, address = yield from self._queue(request.message_queue)
-        reply = yield talks.Call(address, requests.offset_of_group(group, queue))
-        offset = int_field(expect_success(reply, address), "offset")
+        """Serve GetOffset: return the committed offset of a group in a queue.
+
+        Raises StatusError if the request is invalid, and SluiceError if the broker has none or
+        fails.
+        """
+        group = checked_group(request.group)
+        queue, address = yield from self._resolve_queue(request.message_queue)
+        response = yield conversations.Call(address, requests.offset_of_group(group, queue))
+        offset = int_field(expect_success(response, address), "offset")
         return m.GetOffsetResponse(status=OK, offset=offset)
 
-    def query(
+    def query_offset(
         self, client: Client, request: m.QueryOffsetRequest, call: Call
     ) -> Conversation[m.QueryOffsetResponse]:
-        """QueryOffset: where a queue begins, ends, or was at a time. Raises StatusError."""
-        queue, address = yield from self._queue(request.message_queue)
+        """Serve QueryOffset: return the first or next offset of a queue, or the offset at a time.
+
+        Raises StatusError if the request is invalid, and SluiceError if the broker fails.
+        """
+        queue, address = yield from self._resolve_queue(request.message_queue)
         if request.query_offset_policy == QueryOffsetPolicy.BEGINNING:
             command = requests.offset_min(queue)
         elif request.query_offset_policy == QueryOffsetPolicy.END:
             command = requests.offset_max(queue)
         elif request.HasField("timestamp"):
-            command = requests.offset_by_time(queue, milliseconds(request.timestamp))
+            command = requests.offset_by_time(queue, to_ms(request.timestamp))
         else:
             raise StatusError(Refusal.OFFSET_POLICY, "the policy TIMESTAMP needs a timestamp.")
-        offset = int_field(expect_success((yield talks.Call(address, command)), address), "offset")
+        offset = int_field(
+            expect_success((yield conversations.Call(address, command)), address), "offset"
+        )
         return m.QueryOffsetResponse(status=OK, offset=offset)
 
-    def sync_lite(
+    def sync_lite_subscription(
         self, client: Client, request: m.SyncLiteSubscriptionRequest, call: Call
     ) -> Conversation[m.SyncLiteSubscriptionResponse]:
-        """SyncLiteSubscription. Raises StatusError."""
+        """Refuse SyncLiteSubscription with a StatusError (UNSUPPORTED)."""
         yield from ()
         raise StatusError(
-            Refusal.LITE_TOPICS, "there are no lite topics here: subscribe to topics."
+            Refusal.LITE_TOPICS, "there are no lite topics here. Subscribe to normal topics."
         )
 
-    def _queue(self, asked: m.MessageQueue) -> Conversation[tuple[MessageQueue, str]]:
-        """The queue, and the address of its broker. Raises StatusError, RouteNotFoundError."""
-        topic, broker = topic_of(asked.topic), asked.broker.name
-        route = yield from self._backend.route(topic)
-        address = masters_of(route).get(broker)
+    def _resolve_queue(self, asked: m.MessageQueue) -> Conversation[tuple[MessageQueue, str]]:
+        """Return the queue that a request names, and the address of its broker.
+
+        Raises StatusError if the queue does not exist or is not readable, and RouteNotFoundError.
+        """
+        topic, broker = checked_topic(asked.topic), asked.broker.name
+        route = yield from self._backend.fetch_route(topic)
+        address = master_addresses(route).get(broker)
         if address is None:
             raise StatusError(
-                Refusal.QUEUE_BROKER, f"the broker {broker!r} does not have the topic {topic}."
+                Refusal.QUEUE_BROKER,
+                f"the broker {broker!r} does not have the topic {topic}. Query its route.",
             )
         counts = [
             data.read_queues
@@ -171,11 +201,12 @@ class Pulling:
         return MessageQueue(topic, broker, asked.id), address
 
 
-def _answers(
+def _pull_responses(
     code: Code, text: str, next_offset: int, records: Iterable[StoredMessage] = ()
 ) -> list[m.PullMessageResponse]:
-    answers = [m.PullMessageResponse(status=m.Status(code=code, message=text))]
+    """Return the responses to a pull: a status, the messages, and the next offset."""
+    responses = [m.PullMessageResponse(status=m.Status(code=code, message=text))]
     for record in records:
-        answers.append(m.PullMessageResponse())
-        message_of(record, into=answers[-1].message)
-    return [*answers, m.PullMessageResponse(next_offset=next_offset)]
+        responses.append(m.PullMessageResponse())
+        to_message(record, into=responses[-1].message)
+    return [*responses, m.PullMessageResponse(next_offset=next_offset)]

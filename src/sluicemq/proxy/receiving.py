@@ -1,12 +1,14 @@
-"""Messages for consumers: received by pops, acknowledged, hidden for longer, given up.
+"""ReceiveMessage, AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue.
 
-A receive is a pop of all queues of one broker (spec/grpc.md §5): it waits there, not here. A
-message goes to the client with a handle, which names the pop and the message, and the place in the
-log as well: so every proxy can do with it what the client wants, without having seen it before.
+A receive is a pop from all queues of one broker (spec/grpc.md §5). The broker parks it as a long
+poll. Each message gets a receipt handle, which contains the pop, the message, and its position in
+the commit log. Every proxy can therefore acknowledge or change it, also one that did not deliver
+it.
 
-What the broker gives is looked at once more: it knows tags by their hash only, so one that only has
-the same hash is acknowledged in the client's stead; and what has been tried too often goes to the
-dead letters. A client that does not wait any more when messages come gives them back.
+The proxy filters the messages of a pop again, because the broker compares tags only by hash: a
+message that has only the same hash is acknowledged for the client. A message that was delivered the
+maximum number of times becomes a dead letter. If the client has ended its call when messages
+arrive, they are returned to the broker.
 """
 
 from collections import deque
@@ -14,8 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from sluicemq.client.core import conversations as talks
-from sluicemq.client.core import requests
+from sluicemq.client.core import conversations, requests
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.requests import expect_success, header_fields, request_error
 from sluicemq.config.proxying import ProxyLimits
@@ -27,13 +28,13 @@ from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import PERM_READ, POP_NORMAL, GroupConfig, pop_kind, pop_topic
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import Backend, masters_of
+from sluicemq.proxy.backend import Backend, master_addresses
 from sluicemq.proxy.clients import OK, Client, Clients
-from sluicemq.proxy.convert import message_of, milliseconds, put_time
-from sluicemq.proxy.limits import Refusal, StatusError, group_of, topic_of
+from sluicemq.proxy.convert import set_timestamp, to_message, to_ms
+from sluicemq.proxy.limits import Refusal, StatusError, checked_group, checked_topic
 from sluicemq.proxy.messages import Code, FilterType
-from sluicemq.proxy.renewal import Held, Renewal
-from sluicemq.proxy.service import status_of
+from sluicemq.proxy.renewal import InFlightMessage, ReceiptHandleRenewer
+from sluicemq.proxy.service import to_status
 from sluicemq.record.codec import decode_records
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header
@@ -49,314 +50,395 @@ from sluicemq.wire.popping import (
 )
 
 BATCH_MAX: Final = 32
-RESERVE_MS: Final = 500
-"""So long before the client's deadline the broker is told to answer: it looks every 200 ms."""
-ANSWER_S: Final = 3.0
-"""So long a broker may take for an answer besides its waiting."""
-FROM_END: Final = "1"
+"""The maximum number of messages of one receive or pull."""
+DEADLINE_MARGIN_MS: Final = 500
+"""The time before the client's deadline at which the broker has to respond to a long poll, in ms.
+
+A broker checks its parked requests every 200 ms.
+"""
+BROKER_RESPONSE_S: Final = 3.0
+"""The time in seconds that a broker may take to respond, in addition to a long poll."""
+INIT_FROM_END: Final = "1"
+"""The init mode of a pop by which a new group begins at the end of each queue."""
 HANDLE_LENGTH_MAX: Final = 512
+"""The maximum length of a receipt handle, in characters."""
 ENTRIES_MAX: Final = 1024
-"""Of one AckMessage: what one client may ask of a turn."""
-SPAN_MAX: Final = 4096
-"""Messages so far from the first of their pop are acknowledged alone: of a batch's bits each offset
-between them takes one."""
+"""The maximum number of entries of one AckMessage, which limits the work of one call."""
+BATCH_SPAN_MAX: Final = 4096
+"""The distance from the first offset of a pop from which a message is acknowledged by itself.
+
+A batch acknowledgement has one bit for each offset in between.
+"""
 ANY_QUEUE: Final = "-1"
-ATTEMPTS_MAX: Final = GroupConfig("").retry_times_max + 1
+"""The queue id of a pop that means all queues of the broker."""
+DEFAULT_ATTEMPTS_MAX: Final = GroupConfig("").retry_times_max + 1
+"""The maximum number of deliveries in a group that has no settings."""
 POLLING_TIME_SINCE: Final = "5.0.3"
-"""Clients before that do not know the code ILLEGAL_POLLING_TIME."""
+"""The first client version that knows the code ILLEGAL_POLLING_TIME."""
 _UNKNOWN_HANDLE: Final = (
-    ResponseCode.NO_MESSAGE, ResponseCode.MESSAGE_ILLEGAL, ResponseCode.TOPIC_NOT_EXIST,
-)  # fmt: skip
-"""What brokers say of a handle that names nothing."""
-_FOUND: Final = m.ReceiveMessageResponse(status=OK)
-_SETTLED: Final = (Code.OK, Code.INVALID_RECEIPT_HANDLE)
+    ResponseCode.NO_MESSAGE,
+    ResponseCode.MESSAGE_ILLEGAL,
+    ResponseCode.TOPIC_NOT_EXIST,
+)
+"""The response codes of brokers for a handle whose message does not exist."""
+_OK_RESPONSE: Final = m.ReceiveMessageResponse(status=OK)
+_FINAL_CODES: Final = (Code.OK, Code.INVALID_RECEIPT_HANDLE)
+"""The status codes of an acknowledgement after which the message is not renewed any longer."""
 
 
-class Popped(NamedTuple):
-    """A message as a pop gave it: `handle` names it, `times` says how often it was tried before."""
+class PoppedMessage(NamedTuple):
+    """A message of a pop with its receipt handle, and the number of its earlier deliveries."""
 
     stored: StoredMessage
     handle: Handle
-    times: int
+    reconsume_times: int
 
 
 class Receiving:
-    """The family of consumers that receive."""
+    """The service object of consumers that receive messages by pop."""
 
     def __init__(self, backend: Backend, clients: Clients, limits: ProxyLimits) -> None:
         self._backend = backend
         self._limits = limits
         self._clock = backend.clock
-        self._turn = 0
-        self._waiting: dict[Call, None] = {}
-        self.renewal = Renewal(backend, clients, self._changed, limits)
+        self._broker_turn = 0
+        self._polling_calls: dict[Call, None] = {}
+        self.renewal = ReceiptHandleRenewer(backend, clients, self._change_handle, limits)
 
     def run(self) -> None:
-        """What clients work on stays invisible."""
+        """Renew the messages that clients are processing."""
         self.renewal.run()
 
-    def held_by(self, client: Client) -> int:
-        """How many messages it works on that are renewed for it."""
-        return self.renewal.held_by(client)
+    def in_flight_count(self, client: Client) -> int:
+        """Return the number of messages of a client whose invisible duration the proxy renews."""
+        return self.renewal.in_flight_count(client)
 
     def drain(self) -> None:
-        """Who waits is told that nothing came."""
-        for call in tuple(self._waiting):
-            answers = self._nothing("no new message: the proxy is about to end")
-            call.reply_all([answer.SerializeToString() for answer in answers])
+        """Respond to all parked receives that there is no new message."""
+        for call in tuple(self._polling_calls):
+            responses = self._empty_response("no new message: the proxy is shutting down")
+            call.reply_all([response.SerializeToString() for response in responses])
 
     # -------------------------------------------------------------------------------- receive
 
     def receive(
         self, client: Client, request: m.ReceiveMessageRequest, call: Call
     ) -> Conversation[list[m.ReceiveMessageResponse]]:
-        """ReceiveMessage: status, messages, time. Raises StatusError. HOT."""
+        """Serve ReceiveMessage: return a status, the messages, and the delivery time. HOT.
+
+        Without messages, the responses are a status and the delivery time. If the client has ended
+        the call, the messages are returned to the broker and the result is empty. Raises
+        StatusError for an invalid request, and SluiceError if the broker fails.
+        """
         limits = self._limits
-        poll_ms = polling_ms(client, request, call.remaining_s, limits)
-        topic, group = topic_of(request.message_queue.topic), group_of(request.group)
+        poll_ms = poll_timeout_ms(client, request, call.remaining_s, limits)
+        topic, group = checked_topic(request.message_queue.topic), checked_group(request.group)
         invisible_ms = limits.invisible_ms
         is_renewed = request.auto_renew and limits.renews
         if not is_renewed:
             least_ms, longest_ms = limits.invisible_ms_min, limits.invisible_ms_longest
-            invisible_ms = invisible_ms_of(request.invisible_duration, least_ms, longest_ms)
+            invisible_ms = checked_invisible_ms(request.invisible_duration, least_ms, longest_ms)
         elif not self.renewal.has_room(client):
             raise StatusError(
                 Refusal.MESSAGES_HELD_TOO_MANY,
-                f"there are {self.renewal.count} messages that clients of this proxy work on, too "
-                "many of them this one's: acknowledge some.",
+                f"there are {self.renewal.count} messages that clients of this proxy work on, and "
+                "this client has too many of them. Acknowledge some.",
             )
-        wanted = wanted_of(topic, request.filter_expression)
-        broker, address = yield from self._broker(topic, request.message_queue.broker.name)
-        config = yield from self._backend.group(group)
+        subscription = to_subscription(topic, request.filter_expression)
+        broker, address = yield from self._choose_broker(topic, request.message_queue.broker.name)
+        config = yield from self._backend.fetch_group_config(group)
         pop = pop_request(
-            group, wanted, broker, min(request.batch_size, BATCH_MAX), invisible_ms, poll_ms,
-            request.attempt_id, is_order=config is not None and config.consume_message_orderly,
-        )  # fmt: skip
-        self._waiting[call] = None
+            group,
+            subscription,
+            broker,
+            min(request.batch_size, BATCH_MAX),
+            invisible_ms,
+            poll_ms,
+            request.attempt_id,
+            is_order=config is not None and config.consume_message_orderly,
+        )
+        self._polling_calls[call] = None
         try:
-            answer = yield talks.Call(address, pop, poll_ms / 1000 + ANSWER_S)
+            response = yield conversations.Call(address, pop, poll_ms / 1000 + BROKER_RESPONSE_S)
         finally:
-            del self._waiting[call]
-        if answer.code != ResponseCode.SUCCESS:
-            return self._nothing_of(answer)
-        found = list(popped_in(answer, broker))
+            del self._polling_calls[call]
+        if response.code != ResponseCode.SUCCESS:
+            return self._empty_response_for(response)
+        popped = list(decode_popped(response, broker))
         if call.is_closed:
-            yield from self._give_back(group, topic, address, found)
+            yield from self._return_messages(group, topic, address, popped)
             return []
-        times_max = config.retry_times_max + 1 if config is not None else ATTEMPTS_MAX
-        kept = yield from self._wanted(group, wanted, times_max, address, found)
-        if not kept:
-            return self._nothing("no match message")
-        answers = [_FOUND]
-        for stored, handle, times in kept:
+        times_max = config.retry_times_max + 1 if config is not None else DEFAULT_ATTEMPTS_MAX
+        deliverable = yield from self._filter_popped(
+            group, subscription, times_max, address, popped
+        )
+        if not deliverable:
+            return self._empty_response("no match message")
+        responses = [_OK_RESPONSE]
+        for stored, handle, times in deliverable:
             one, text = m.ReceiveMessageResponse(), handle.text()
-            message_of(stored, text, topic=topic, reconsume_times=times, into=one.message)
-            answers.append(one)
+            to_message(stored, text, topic=topic, reconsume_times=times, into=one.message)
+            responses.append(one)
             if is_renewed:
-                self.renewal.keep(client, group, topic, text, handle, times)
-        answers.append(self._time())
-        return answers
+                self.renewal.track(client, group, topic, text, handle, times)
+        responses.append(self._delivery_time())
+        return responses
 
-    def _broker(self, topic: str, wanted: str) -> Conversation[tuple[str, str]]:
-        """Name and address of the broker to ask: the one that is wanted, or the next one in turn.
-        Raises StatusError, RouteNotFoundError."""
-        route = yield from self._backend.route(topic)
-        masters = masters_of(route)
+    def _choose_broker(self, topic: str, preferred: str) -> Conversation[tuple[str, str]]:
+        """Return the name and address of the broker to pop from.
+
+        This is the broker `preferred` if it has readable queues of the topic, or else the next one
+        in round robin. Raises StatusError if no broker has readable queues, and RouteNotFoundError.
+        """
+        route = yield from self._backend.fetch_route(topic)
+        masters = master_addresses(route)
         names = [it.broker for it in route.queues if it.perm & PERM_READ and it.broker in masters]
         if not names:
             raise StatusError(Refusal.NO_READABLE_QUEUE)
-        if wanted not in names:
-            self._turn += 1
-            wanted = names[self._turn % len(names)]
-        return wanted, masters[wanted]
+        if preferred not in names:
+            self._broker_turn += 1
+            preferred = names[self._broker_turn % len(names)]
+        return preferred, masters[preferred]
 
-    def _nothing_of(self, answer: Command) -> list[m.ReceiveMessageResponse]:
-        """What a client is told of an answer without messages. Raises StatusError, RequestError."""
-        if answer.code == ResponseCode.POLLING_FULL:
-            return self._nothing("polling full", Code.TOO_MANY_REQUESTS)
-        if answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
-            raise StatusError(Refusal.FILTER, answer.remark or "the filter does not compile.")
-        if answer.code not in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND):
-            raise request_error(answer)
-        return self._nothing("no new message")
+    def _empty_response_for(self, response: Command) -> list[m.ReceiveMessageResponse]:
+        """Return the responses to a client for a broker's response without messages.
 
-    def _nothing(
+        Raises StatusError for an invalid filter, and RequestError for any other unexpected code.
+        """
+        if response.code == ResponseCode.POLLING_FULL:
+            return self._empty_response("polling full", Code.TOO_MANY_REQUESTS)
+        if response.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+            raise StatusError(Refusal.FILTER, response.remark or "the filter does not compile.")
+        if response.code not in (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND):
+            raise request_error(response)
+        return self._empty_response("no new message")
+
+    def _empty_response(
         self, text: str, code: Code = Code.MESSAGE_NOT_FOUND
     ) -> list[m.ReceiveMessageResponse]:
+        """Return the responses to a receive without messages: a status and the delivery time."""
         status = m.Status(code=code, message=text)
-        return [m.ReceiveMessageResponse(status=status), self._time()]
+        return [m.ReceiveMessageResponse(status=status), self._delivery_time()]
 
-    def _time(self) -> m.ReceiveMessageResponse:
-        answer = m.ReceiveMessageResponse()
-        put_time(answer.delivery_timestamp, self._clock.now_ms())
-        return answer
+    def _delivery_time(self) -> m.ReceiveMessageResponse:
+        """Return a response with the current time as delivery time."""
+        response = m.ReceiveMessageResponse()
+        set_timestamp(response.delivery_timestamp, self._clock.now_ms())
+        return response
 
-    # ----------------------------------------------------------- what the client does not get
+    # -------------------------------------------- popped messages that the client does not get
 
-    def _give_back(
-        self, group: str, topic: str, address: str, found: list[Popped]
+    def _return_messages(
+        self, group: str, topic: str, address: str, popped: list[PoppedMessage]
     ) -> Conversation[None]:
-        """Nobody waits for them any more."""
-        for one in found:
-            command = change_request(group, topic, one.handle, self._limits.given_back_ms)
-            yield talks.Call(address, command)
+        """Make messages visible again soon, because the client has ended its call."""
+        for message in popped:
+            command = change_invisible_request(
+                group, topic, message.handle, self._limits.given_back_ms
+            )
+            yield conversations.Call(address, command)
 
-    def _wanted(
-        self, group: str, wanted: Subscription, times_max: int, address: str, found: list[Popped]
-    ) -> Conversation[list[Popped]]:
-        """What the client gets of them. One that has the hash of a tag that is wanted, and not the
-        tag, is done; one that was tried too often is a dead letter. HOT."""
-        kept, topic = [], wanted.topic
-        for one in found:
-            if not tag_matches(wanted, one.stored.tag):
-                yield talks.Call(address, ack_request(group, topic, one.handle))
-            elif one.times < times_max:
-                kept.append(one)
+    def _filter_popped(
+        self,
+        group: str,
+        subscription: Subscription,
+        times_max: int,
+        address: str,
+        popped: list[PoppedMessage],
+    ) -> Conversation[list[PoppedMessage]]:
+        """Return the messages that the client is to get. HOT.
+
+        A message whose tag does not match, although its hash does, is acknowledged. A message that
+        was delivered `times_max` times is forwarded to the dead-letter topic.
+        """
+        deliverable, topic = [], subscription.topic
+        for message in popped:
+            if not tag_matches(subscription, message.stored.tag):
+                yield conversations.Call(address, ack_request(group, topic, message.handle))
+            elif message.reconsume_times < times_max:
+                deliverable.append(message)
             else:
-                bury = bury_request(group, topic, one.handle, one.stored.message_id)
-                answer = yield talks.Call(address, bury)
-                if answer.code == ResponseCode.SUCCESS:  # else it comes again
-                    yield talks.Call(address, ack_request(group, topic, one.handle))
-        return kept
+                forward = dead_letter_request(
+                    group, topic, message.handle, message.stored.message_id
+                )
+                response = yield conversations.Call(address, forward)
+                if response.code == ResponseCode.SUCCESS:  # otherwise it is delivered again
+                    yield conversations.Call(address, ack_request(group, topic, message.handle))
+        return deliverable
 
-    # -------------------------------------------------------------------- what becomes of them
+    # ----------------------------------------------------------- acknowledgements and changes
 
     def acknowledge(
         self, client: Client, request: m.AckMessageRequest, call: Call
     ) -> Conversation[m.AckMessageResponse]:
-        """AckMessage: a status for each entry, and one for all. Raises StatusError. HOT."""
-        topic, group = topic_of(request.topic), group_of(request.group)
+        """Serve AckMessage: return a status for each entry, and one for all. HOT.
+
+        Messages that are close together in one pop are acknowledged by one request to the broker.
+        Raises StatusError if the request is invalid; an invalid entry gets a status instead.
+        """
+        topic, group = checked_topic(request.topic), checked_group(request.group)
         if len(request.entries) > ENTRIES_MAX:
             raise StatusError(
                 Refusal.ENTRIES_TOO_MANY,
-                f"{len(request.entries)} entries are more than {ENTRIES_MAX}: send some at a time.",
+                f"{len(request.entries)} entries are more than {ENTRIES_MAX}; send some at a time.",
             )
-        masters = masters_of((yield from self._backend.route(topic)))
+        masters = master_addresses((yield from self._backend.fetch_route(topic)))
         statuses: dict[int, m.Status] = {}
-        taken: dict[int, Held] = {}
+        taken: dict[int, InFlightMessage] = {}
         single: list[tuple[int, str, Handle]] = []
         for number, entry in enumerate(request.entries):
             try:
-                held = yield from self.renewal.take(client, group, entry.receipt_handle)
-                handle = self._current(entry.receipt_handle, held)
-                single.append((number, address_of(masters, handle), handle))
+                in_flight = yield from self.renewal.take(client, group, entry.receipt_handle)
+                handle = self._valid_handle(entry.receipt_handle, in_flight)
+                single.append((number, broker_address(masters, handle), handle))
             except StatusError as error:
-                statuses[number] = status_of(error)
+                statuses[number] = to_status(error)
             else:
-                if held is not None:
-                    taken[number] = held
-        single, batches = divided(single)
+                if in_flight is not None:
+                    taken[number] = in_flight
+        single, batches = split_acks(single)
         for (address, broker), batch in batches.items():
             handles = [handle for _, handle in batch]
-            status = yield from self._asked(address, batch_request(group, topic, broker, handles))
+            status = yield from self._acknowledge_at_broker(
+                address, batch_ack_request(group, topic, broker, handles)
+            )
             statuses.update((number, status) for number, _ in batch)
         for number, address, handle in single:
-            statuses[number] = yield from self._asked(address, ack_request(group, topic, handle))
-        for number, held in taken.items():
-            if statuses[number].code not in _SETTLED:
-                self.renewal.put(held)
-        return acknowledged(request, statuses)
+            statuses[number] = yield from self._acknowledge_at_broker(
+                address, ack_request(group, topic, handle)
+            )
+        for number, in_flight in taken.items():
+            if statuses[number].code not in _FINAL_CODES:
+                self.renewal.add(in_flight)
+        return to_ack_response(request, statuses)
 
-    def _asked(self, address: str, command: Command) -> Conversation[m.Status]:
-        """How an acknowledgement went."""
+    def _acknowledge_at_broker(self, address: str, command: Command) -> Conversation[m.Status]:
+        """Send an acknowledgement to a broker, and return the resulting status."""
         try:
-            answer = yield talks.Call(address, command)
-            if answer.code == ResponseCode.SUCCESS:
+            response = yield conversations.Call(address, command)
+            if response.code == ResponseCode.SUCCESS:
                 return OK
-            raise refused(answer)
+            raise to_handle_error(response)
         except SluiceError as error:
-            return status_of(error)
+            return to_status(error)
 
-    def change(
+    def change_invisible_duration(
         self, client: Client, request: m.ChangeInvisibleDurationRequest, call: Call
     ) -> Conversation[m.ChangeInvisibleDurationResponse]:
-        """ChangeInvisibleDuration: the message has another handle then. Raises StatusError."""
-        topic, group = topic_of(request.topic), group_of(request.group)
-        time_ms = invisible_ms_of(request.invisible_duration, 0, self._limits.invisible_ms_longest)
-        held = yield from self.renewal.take(client, group, request.receipt_handle)
-        handle = self._current(request.receipt_handle, held)
+        """Serve ChangeInvisibleDuration: return the new receipt handle of the message.
+
+        Raises StatusError if the request or the handle is invalid, and SluiceError if the broker
+        fails.
+        """
+        topic, group = checked_topic(request.topic), checked_group(request.group)
+        time_ms = checked_invisible_ms(
+            request.invisible_duration, 0, self._limits.invisible_ms_longest
+        )
+        in_flight = yield from self.renewal.take(client, group, request.receipt_handle)
+        handle = self._valid_handle(request.receipt_handle, in_flight)
         try:
-            changed = yield from self._changed(
+            changed = yield from self._change_handle(
                 group, topic, handle, time_ms, suspend=request.suspend
             )
         except SluiceError as error:
-            if held is not None and not isinstance(error, StatusError):
-                self.renewal.put(held)
+            if in_flight is not None and not isinstance(error, StatusError):
+                self.renewal.add(in_flight)
             raise
         return m.ChangeInvisibleDurationResponse(status=OK, receipt_handle=changed.text())
 
-    def _changed(
+    def _change_handle(
         self, group: str, topic: str, handle: Handle, time_ms: int, *, suspend: bool = False
     ) -> Conversation[Handle]:
-        """The handle that counts now. Raises StatusError, SluiceError."""
-        address = address_of(masters_of((yield from self._backend.route(topic))), handle)
-        command = change_request(group, topic, handle, time_ms, suspend=suspend)
-        answer = yield talks.Call(address, command, ANSWER_S)
-        if answer.code != ResponseCode.SUCCESS:
-            raise refused(answer)
-        header = decode_header(ChangeInvisibleTimeResponse, header_fields(answer))
-        if not header.pop_ms:  # its group is beyond it, in order: nothing has changed
+        """Change the invisible duration of a message at its broker, and return its new handle.
+
+        `time_ms` begins now. `suspend` means that this is not a failed attempt. Raises StatusError
+        if the message does not exist any longer, and SluiceError if the broker fails.
+        """
+        address = broker_address(
+            master_addresses((yield from self._backend.fetch_route(topic))), handle
+        )
+        command = change_invisible_request(group, topic, handle, time_ms, suspend=suspend)
+        response = yield conversations.Call(address, command, BROKER_RESPONSE_S)
+        if response.code != ResponseCode.SUCCESS:
+            raise to_handle_error(response)
+        header = decode_header(ChangeInvisibleTimeResponse, header_fields(response))
+        if not header.pop_ms:  # an ordered group has passed the message: nothing changed
             return handle
         return handle._replace(
-            start_offset=handle.offset, pop_ms=header.pop_ms, invisible_ms=header.invisible_ms,
+            start_offset=handle.offset,
+            pop_ms=header.pop_ms,
+            invisible_ms=header.invisible_ms,
             revive_queue=header.revive_queue,
-        )  # fmt: skip
+        )
 
-    def forward(
+    def forward_to_dead_letter_queue(
         self, client: Client, request: m.ForwardMessageToDeadLetterQueueRequest, call: Call
     ) -> Conversation[m.ForwardMessageToDeadLetterQueueResponse]:
-        """ForwardMessageToDeadLetterQueue: stored there, then acknowledged. Also with a handle
-        whose time is over, as RocketMQ has it: the client would ask for ever. Raises
-        StatusError."""
-        topic, group = topic_of(request.topic), group_of(request.group)
-        held = yield from self.renewal.take(client, group, request.receipt_handle)
-        handle = parse_handle(request.receipt_handle) if held is None else held.handle
+        """Serve ForwardMessageToDeadLetterQueue: store the message there, then acknowledge it.
+
+        An expired handle is accepted, as in RocketMQ; otherwise the client would retry forever.
+        Raises StatusError if the request or handle is invalid, and SluiceError if the broker fails.
+        """
+        topic, group = checked_topic(request.topic), checked_group(request.group)
+        in_flight = yield from self.renewal.take(client, group, request.receipt_handle)
+        handle = parse_handle(request.receipt_handle) if in_flight is None else in_flight.handle
         if handle.physical_offset < 0:
             raise StatusError(
                 Refusal.HANDLE_WITHOUT_PLACE,
-                f"the handle {request.receipt_handle!r} does not say where the message lies.",
+                f"the handle {request.receipt_handle!r} does not contain the position of the "
+                "message.",
             )
-        address = address_of(masters_of((yield from self._backend.route(topic))), handle)
-        command = bury_request(group, topic, handle, request.message_id)
+        address = broker_address(
+            master_addresses((yield from self._backend.fetch_route(topic))), handle
+        )
+        command = dead_letter_request(group, topic, handle, request.message_id)
         try:
-            expect_success((yield talks.Call(address, command)), address)
+            expect_success((yield conversations.Call(address, command)), address)
         except SluiceError:
-            if held is not None:
-                self.renewal.put(held)
+            if in_flight is not None:
+                self.renewal.add(in_flight)
             raise
-        yield from self._asked(address, ack_request(group, topic, handle))
+        yield from self._acknowledge_at_broker(address, ack_request(group, topic, handle))
         return m.ForwardMessageToDeadLetterQueueResponse(status=OK)
 
-    def _current(self, text: str, held: Held | None) -> Handle:
-        """The handle that counts of the one that the client has. Raises StatusError, also when its
-        time is over."""
-        handle = parse_handle(text) if held is None else held.handle
+    def _valid_handle(self, text: str, in_flight: InFlightMessage | None) -> Handle:
+        """Return the current handle of a message, for the handle `text` that the client has.
+
+        `in_flight` is the message if the proxy renews it. Raises StatusError if the handle is
+        malformed or expired.
+        """
+        handle = parse_handle(text) if in_flight is None else in_flight.handle
         late_ms = self._clock.now_ms() - handle.deadline_ms
         if late_ms >= 0:
             raise StatusError(
                 Refusal.HANDLE_EXPIRED,
-                f"the handle {text!r} is expired since {late_ms} ms: the message comes again.",
+                f"the handle {text!r} expired {late_ms} ms ago. The message will be delivered "
+                "again.",
             )
         return handle
 
 
-# --------------------------------------------------------------------------- what a client asks
+# ------------------------------------------------------------- parts of the clients' requests
 
 
-def polling_ms(
+def poll_timeout_ms(
     client: Client, request: m.ReceiveMessageRequest, remaining_s: float | None, limits: ProxyLimits
 ) -> int:
-    """Return for how many ms a broker may wait for messages. Raises StatusError
-    (ILLEGAL_POLLING_TIME) if the client will not wait for as long as `limits` say at least."""
+    """Return for how many milliseconds a broker may wait for messages.
+
+    `remaining_s` is the time until the client's deadline; None means that the call has no deadline.
+    Raises StatusError (ILLEGAL_POLLING_TIME) if the client's deadline is earlier than the minimum
+    wait of `limits`.
+    """
     least_ms, longest_ms = limits.poll_ms_min, limits.poll_ms_longest
     left_ms = None if remaining_s is None else int(remaining_s * 1000)
     if request.HasField("long_polling_timeout"):
-        wait_ms = milliseconds(request.long_polling_timeout)
+        wait_ms = to_ms(request.long_polling_timeout)
     elif left_ms is None:
         wait_ms = longest_ms
     else:
         settings = client.settings
-        timeout_ms = 0 if settings is None else milliseconds(settings.request_timeout)
+        timeout_ms = 0 if settings is None else to_ms(settings.request_timeout)
         wait_ms = left_ms - timeout_ms // 2
     wait_ms = min(max(wait_ms, least_ms), longest_ms)
     if left_ms is None:
@@ -365,41 +447,48 @@ def polling_ms(
         is_known = client.version >= POLLING_TIME_SINCE
         raise StatusError(
             Refusal.POLLING_TIME if is_known else Refusal.POLLING_TIME_OLD_CLIENT,
-            f"the call ends in {left_ms} ms, and a receive waits for at least {least_ms} ms: "
-            "give it a later deadline.",
+            f"the call ends in {left_ms} ms, and a receive waits for at least {least_ms} ms. "
+            "Set a later deadline.",
         )
-    return max(min(wait_ms, left_ms - RESERVE_MS), 0)
+    return max(min(wait_ms, left_ms - DEADLINE_MARGIN_MS), 0)
 
 
-def wanted_of(topic: str, expression: m.FilterExpression) -> Subscription:
-    """The filter of a receive. Its SQL92 is left to the broker to compile. Raises StatusError
-    (ILLEGAL_FILTER_EXPRESSION)."""
+def to_subscription(topic: str, expression: m.FilterExpression) -> Subscription:
+    """Return the filter of a receive as a subscription.
+
+    An SQL92 expression is not compiled here, but at the broker. Raises StatusError
+    (ILLEGAL_FILTER_EXPRESSION) for an empty SQL92 expression or invalid tags.
+    """
     text = expression.expression
     if expression.type != FilterType.SQL:
-        return _tags_of(topic, text)
+        return _tag_subscription(topic, text)
     if not text:
-        raise StatusError(Refusal.FILTER_EMPTY, "write one, or filter by tags.")
+        raise StatusError(Refusal.FILTER_EMPTY, "Set an expression, or filter by tags.")
     return Subscription(topic, text, SQL92)
 
 
-def _tags_of(topic: str, text: str) -> Subscription:
-    """Return a subscription to tags; those of usual lengths are kept."""
-    made = _made_of if len(topic) + len(text) <= CACHED_LENGTH_MAX else _made_of.__wrapped__
-    return made(topic, text)
+def _tag_subscription(topic: str, text: str) -> Subscription:
+    """Return a subscription to tags. Those of usual lengths are cached."""
+    is_usual = len(topic) + len(text) <= CACHED_LENGTH_MAX
+    create = _cached_tag_subscription if is_usual else _cached_tag_subscription.__wrapped__
+    return create(topic, text)
 
 
 @lru_cache(maxsize=1024)
-def _made_of(topic: str, text: str) -> Subscription:
+def _cached_tag_subscription(topic: str, text: str) -> Subscription:
+    """Return a subscription to tags from the cache, or create it. Raises StatusError."""
     try:
         return subscribe(topic, text, TAG)
     except FilterSyntaxError as error:
         raise StatusError(Refusal.FILTER, str(error)) from error
 
 
-def invisible_ms_of(duration: m.Duration, least_ms: int, longest_ms: int) -> int:
-    """Return an invisible time in ms. Raises StatusError (ILLEGAL_INVISIBLE_TIME) if it is not from
-    `least_ms` to `longest_ms`."""
-    time_ms = milliseconds(duration)
+def checked_invisible_ms(duration: m.Duration, least_ms: int, longest_ms: int) -> int:
+    """Return an invisible duration in ms.
+
+    Raises StatusError (ILLEGAL_INVISIBLE_TIME) unless it is from `least_ms` to `longest_ms`.
+    """
+    time_ms = to_ms(duration)
     text = f"the call asks for {time_ms} ms"
     if time_ms < least_ms:
         raise StatusError(Refusal.INVISIBLE_TIME_TOO_SMALL, text, limit=least_ms)
@@ -409,7 +498,7 @@ def invisible_ms_of(duration: m.Duration, least_ms: int, longest_ms: int) -> int
 
 
 def parse_handle(text: str) -> Handle:
-    """Of one message. Raises StatusError (INVALID_RECEIPT_HANDLE)."""
+    """Return the receipt handle of one message. Raises StatusError (INVALID_RECEIPT_HANDLE)."""
     try:
         handle = Handle.parse(text[: HANDLE_LENGTH_MAX + 1])
     except ProtocolError as error:
@@ -423,13 +512,16 @@ def parse_handle(text: str) -> Handle:
     ):
         raise StatusError(
             Refusal.HANDLE_MALFORMED,
-            f"the handle {text[:HANDLE_LENGTH_MAX]!r} names no message.",
+            f"the handle {text[:HANDLE_LENGTH_MAX]!r} does not identify a message.",
         )
     return handle
 
 
-def address_of(masters: dict[str, str], handle: Handle) -> str:
-    """Of the broker that has given it. Raises StatusError (INVALID_RECEIPT_HANDLE)."""
+def broker_address(masters: dict[str, str], handle: Handle) -> str:
+    """Return the address of the broker that issued a handle.
+
+    Raises StatusError (INVALID_RECEIPT_HANDLE) if that broker does not serve the topic.
+    """
     address = masters.get(handle.broker)
     if address is None:
         raise StatusError(
@@ -440,41 +532,62 @@ def address_of(masters: dict[str, str], handle: Handle) -> str:
     return address
 
 
-# ---------------------------------------------------------------------- what brokers are asked
+# ------------------------------------------------------------------------ requests to brokers
 
 
 def pop_request(
-    group: str, wanted: Subscription, broker: str, count_max: int, invisible_ms: int, poll_ms: int,
-    attempt_id: str, *, is_order: bool,
-) -> Command:  # fmt: skip
-    """Messages of any queue of the broker; a group that begins has those that come from now on.
-    HOT: a literal of a PopMessageRequest."""
+    group: str,
+    subscription: Subscription,
+    broker: str,
+    count_max: int,
+    invisible_ms: int,
+    poll_ms: int,
+    attempt_id: str,
+    *,
+    is_order: bool,
+) -> Command:
+    """Return a pop from all queues of a broker.
+
+    A new group begins at the end of each queue. HOT: this is a PopMessageRequest as a literal.
+    """
     fields = {
-        "consumerGroup": group, "topic": wanted.topic, "queueId": ANY_QUEUE, "bname": broker,
-        "maxMsgNums": str(count_max), "invisibleTime": str(invisible_ms),
-        "pollTime": str(poll_ms), "bornTime": "0", "initMode": FROM_END,
-        "expType": wanted.kind, "exp": wanted.expression, "order": "true" if is_order else "false",
-    }  # fmt: skip
+        "consumerGroup": group,
+        "topic": subscription.topic,
+        "queueId": ANY_QUEUE,
+        "bname": broker,
+        "maxMsgNums": str(count_max),
+        "invisibleTime": str(invisible_ms),
+        "pollTime": str(poll_ms),
+        "bornTime": "0",
+        "initMode": INIT_FROM_END,
+        "expType": subscription.kind,
+        "exp": subscription.expression,
+        "order": "true" if is_order else "false",
+    }
     if attempt_id:
         fields["attemptId"] = attempt_id
     return Command(RequestCode.POP_MESSAGE, fields)
 
 
 def ack_request(group: str, topic: str, handle: Handle) -> Command:
-    """The message is done. HOT: a literal of an AckMessageRequest."""
-    return Command(RequestCode.ACK_MESSAGE, _place(group, topic, handle))
+    """Return the acknowledgement of one message. HOT: this is an AckMessageRequest as a literal."""
+    return Command(RequestCode.ACK_MESSAGE, _handle_fields(group, topic, handle))
 
 
-def _place(group: str, topic: str, handle: Handle) -> dict[str, str]:
+def _handle_fields(group: str, topic: str, handle: Handle) -> dict[str, str]:
+    """Return the header fields that identify a popped message."""
     return {
-        "consumerGroup": group, "topic": pop_topic(topic, group, handle.kind),
-        "queueId": str(handle.queue_id), "bname": handle.broker, "extraInfo": handle.text(),
+        "consumerGroup": group,
+        "topic": pop_topic(topic, group, handle.kind),
+        "queueId": str(handle.queue_id),
+        "bname": handle.broker,
+        "extraInfo": handle.text(),
         "offset": str(handle.offset),
-    }  # fmt: skip
+    }
 
 
-def batch_request(group: str, topic: str, broker: str, handles: list[Handle]) -> Command:
-    """Several messages of one broker are done."""
+def batch_ack_request(group: str, topic: str, broker: str, handles: list[Handle]) -> Command:
+    """Return one acknowledgement of several messages of a broker."""
     pops: dict[Handle, list[int]] = {}
     for handle in handles:
         pops.setdefault(handle._replace(offset=NONE, physical_offset=NONE), []).append(
@@ -485,35 +598,43 @@ def batch_request(group: str, topic: str, broker: str, handles: list[Handle]) ->
     return requests.make_request(RequestCode.BATCH_ACK_MESSAGE, body=body)
 
 
-def change_request(
+def change_invisible_request(
     group: str, topic: str, handle: Handle, invisible_ms: int, *, suspend: bool = False
 ) -> Command:
-    """The message is invisible for another time, from now on. `suspend`: this is no failed attempt;
-    for brokers that know it."""
-    fields = _place(group, topic, handle)
+    """Return a request that makes a message invisible for `invisible_ms` from now on.
+
+    `suspend` means that this is not a failed attempt; only newer brokers know it.
+    """
+    fields = _handle_fields(group, topic, handle)
     fields |= {"invisibleTime": str(invisible_ms), "suspend": "true" if suspend else "false"}
     return Command(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields)
 
 
-def bury_request(group: str, topic: str, handle: Handle, message_id: str) -> Command:
-    """The message becomes a dead letter, whatever its group allows."""
+def dead_letter_request(group: str, topic: str, handle: Handle, message_id: str) -> Command:
+    """Return a request that makes a message a dead letter, however often it was delivered."""
     header = SendBackRequest(
-        physical_offset=handle.physical_offset, group=group, delay_level=-1,
-        origin_message_id=message_id, origin_topic=pop_topic(topic, group, handle.kind),
-        reconsume_times_max=0, broker=handle.broker,
-    )  # fmt: skip
+        physical_offset=handle.physical_offset,
+        group=group,
+        delay_level=-1,
+        origin_message_id=message_id,
+        origin_topic=pop_topic(topic, group, handle.kind),
+        reconsume_times_max=0,
+        broker=handle.broker,
+    )
     return requests.make_request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
 
 
-def divided(
+def split_acks(
     items: list[tuple[int, str, Handle]],
 ) -> tuple[list[tuple[int, str, Handle]], dict[tuple[str, str], list[tuple[int, Handle]]]]:
-    """Acknowledgements (a number, an address, a handle): those to be sent alone, and those that go
-    together, by address and broker."""
+    """Split acknowledgements into single ones, and batches by address and broker name.
+
+    An item is an index, an address and a handle. In a batch, the address is left out.
+    """
     single, batches = [], dict[tuple[str, str], list[tuple[int, Handle]]]()
     for item in items:
         number, address, handle = item
-        if 0 <= handle.offset - handle.start_offset < SPAN_MAX:
+        if 0 <= handle.offset - handle.start_offset < BATCH_SPAN_MAX:
             batches.setdefault((address, handle.broker), []).append((number, handle))
         else:
             single.append(item)
@@ -524,37 +645,45 @@ def divided(
     return single, batches
 
 
-# ----------------------------------------------------------------------------- what they answer
+# ---------------------------------------------------------------------- responses of brokers
 
 
-def popped_in(answer: Command, broker: str) -> Iterator[Popped]:
+def decode_popped(response: Command, broker: str) -> Iterator[PoppedMessage]:
     """Yield the messages of a pop, each with its handle. Raises ProtocolError. HOT.
 
-    The handle is made of what the answer's header says. The property POP_CK is never one: in a
-    stored message anybody may have written it.
+    A handle is built from the header of the response. The property POP_CK is never used as a
+    handle, because the producer of a stored message may have written it.
     """
-    header = decode_header(PopMessageResponse, answer.fields)
-    kinds = _Kinds(header.message_offset_info)
-    starts, times = _by_queue(header.start_offset_info), _by_queue(header.order_count_info)
+    header = decode_header(PopMessageResponse, response.fields)
+    kinds = _TopicKinds(header.message_offset_info)
+    starts = _parse_numbers_by_queue(header.start_offset_info)
+    times = _parse_numbers_by_queue(header.order_count_info)
     pop_ms, invisible_ms, revive = header.pop_ms, header.invisible_ms, header.revive_queue
-    for stored in decode_records(answer.body):
+    for stored in decode_records(response.body):
         queue_id, offset, count = stored.queue_id, stored.queue_offset, stored.reconsume_times
-        place, kind = stored.physical_offset, kinds.take(stored)
+        position, kind = stored.physical_offset, kinds.take(stored)
         start = starts.get(f"{kind} {queue_id}", offset)
-        handle = Handle(start, pop_ms, invisible_ms, revive, kind, broker, queue_id, offset, place)
+        handle = Handle(
+            start, pop_ms, invisible_ms, revive, kind, broker, queue_id, offset, position
+        )
         if times:
             known = times.get(f"{kind} qo{queue_id}%{offset}") or times.get(f"{kind} {queue_id}")
             count = known or count
-        yield Popped(stored, handle, count)
+        yield PoppedMessage(stored, handle, count)
 
 
-class _Kinds:
-    """From which kind of topic each message of a pop was taken: the subscribed one, or that of
-    retries, whose messages come under the name of the subscribed one."""
+class _TopicKinds:
+    """The kinds of topic (subscribed topic or retry topic) from which a pop took its messages.
+
+    The messages of a retry topic have the name of the subscribed topic.
+    """
 
     def __init__(self, info: str | None) -> None:
-        """`info` lists `kind queue offset,…` in the order of the messages, joined by `;`. Raises
-        ProtocolError."""
+        """Parse the kinds from a header field; None and "" mean no entries.
+
+        `info` lists `kind queue offset,…` in the order of the messages, joined by `;`. Raises
+        ProtocolError if it is malformed.
+        """
         self._left: dict[tuple[int, int], deque[int]] = {}
         try:
             for part in (info or "").split(";") if info else ():
@@ -562,48 +691,52 @@ class _Kinds:
                 for offset in offsets.split(","):
                     self._left.setdefault((int(queue_id), int(offset)), deque()).append(int(kind))
         except ValueError:
-            raise ProtocolError(f"{info!r} does not say what a pop has found.") from None
+            raise ProtocolError(f"Malformed header field of a pop response: {info!r}.") from None
 
     def take(self, stored: StoredMessage) -> int:
-        """Return the kind of the next message of an answer. HOT."""
+        """Return the kind of the next message of a response. HOT."""
         kinds = self._left.get((stored.queue_id, stored.queue_offset))
         listed = kinds.popleft() if kinds else POP_NORMAL
         return pop_kind(stored.topic) or listed
 
 
-def _by_queue(info: str | None) -> dict[str, int]:
-    """`kind queue number;…` as kind and queue -> number."""
+def _parse_numbers_by_queue(info: str | None) -> dict[str, int]:
+    """Parse `kind queue number;…` into numbers by "kind queue". Raises ProtocolError."""
     if not info:
         return {}
     try:
         pairs = [part.rpartition(" ") for part in info.split(";")]
-        return {place: int(number) for place, _, number in pairs}
+        return {queue: int(number) for queue, _, number in pairs}
     except ValueError:
-        raise ProtocolError(f"{info!r} does not say what a pop has found.") from None
+        raise ProtocolError(f"Malformed header field of a pop response: {info!r}.") from None
 
 
-def refused(answer: Command) -> StatusError | RequestError:
-    """What a broker says against a handle. Clients ask again for ever, unless the handle is what is
-    wrong (spec/grpc.md §7)."""
-    if answer.code in _UNKNOWN_HANDLE:
-        return StatusError(Refusal.HANDLE_UNKNOWN, answer.remark or "no such message")
-    return request_error(answer)
+def to_handle_error(response: Command) -> StatusError | RequestError:
+    """Return the error for a broker's response that refuses a handle.
+
+    A client retries forever unless the status says that the handle is wrong (spec/grpc.md §7).
+    """
+    if response.code in _UNKNOWN_HANDLE:
+        return StatusError(Refusal.HANDLE_UNKNOWN, response.remark or "no such message")
+    return request_error(response)
 
 
-def acknowledged(
+def to_ack_response(
     request: m.AckMessageRequest, statuses: Mapping[int, m.Status]
 ) -> m.AckMessageResponse:
-    """The answer: of each entry its status, by number. Raises StatusError when there are none."""
+    """Return the response with the status of each entry, by the entry's index.
+
+    The status of the response is that of all entries if they agree, or else MULTIPLE_RESULTS.
+    Raises StatusError if there are no entries.
+    """
     if not statuses:
-        raise StatusError(Refusal.ENTRIES_NONE, "name the messages to acknowledge.")
-    answer = m.AckMessageResponse()
+        raise StatusError(Refusal.ENTRIES_NONE, "Name the messages to acknowledge.")
+    response = m.AckMessageResponse()
     for number, entry in enumerate(request.entries):
         status = statuses[number]
-        one = answer.entries.add(
-            message_id=entry.message_id, receipt_handle=entry.receipt_handle
-        )  # fmt: skip
+        one = response.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
         one.status.code, one.status.message = status.code, status.message
     codes = {status.code for status in statuses.values()}
     code = Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS
-    answer.status.code, answer.status.message = code, code.name
-    return answer
+    response.status.code, response.status.message = code, code.name
+    return response

@@ -1,14 +1,18 @@
-"""Messages that stay invisible while their clients work on them (spec/grpc.md §5).
+"""Renewal of the invisible duration of messages that clients are processing (spec/grpc.md §5).
 
-A push consumer leaves it to the proxy how long its messages are invisible: a minute, and before
-that is over longer and longer, until it is done with them, or for three hours. Each time a message
-gets another handle, but its client goes on with the one that it knows: here stands which one
-counts. That is in memory; another proxy takes the client's handle as long as it has not been
-renewed. What comes after a client that is gone gets its messages a second later.
+A push consumer leaves the invisible duration to the proxy (`auto_renew`). The proxy hides a message
+for a minute and renews it before that time ends, each time for longer, until the client has
+acknowledged it or until three hours have passed. Each renewal creates another receipt handle, but
+the client continues to use the first one. The proxy maps it to the current handle.
 
-    kept -> due 10 s before its time -> renewed, and due again -> taken by what the client does
+This mapping is in memory only. Another proxy accepts the client's handle until its first renewal.
+When a client disconnects, its messages are returned to the broker, for delivery to other clients
+after about a second.
 
-Requests go over a link of the proxy's own, some at a time.
+    tracked -> due 10 s before its invisible duration ends -> renewed and due again
+            -> taken when the client acknowledges or changes it
+
+Requests are sent over one session of the proxy itself, at most `REQUESTS_MAX` at a time.
 """
 
 import asyncio
@@ -23,201 +27,280 @@ from sluicemq.client.core.conversations import Await, Conversation
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import SluiceError
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import ITSELF, Backend, ConversationRun, Link
+from sluicemq.proxy.backend import PROXY_HOST, Backend, ClientSession, ConversationRunner
 from sluicemq.proxy.clients import Client, Clients
-from sluicemq.proxy.convert import milliseconds
+from sluicemq.proxy.convert import to_ms
 from sluicemq.proxy.limits import StatusError
 from sluicemq.wire.popping import Handle
 
 log = logging.getLogger(__name__)
 
 MINUTE_MS: Final = 60_000
-NEXT_MS: Final = tuple(minutes * MINUTE_MS for minutes in (1, 3, 5, 10, 30, 60))
-"""The invisible time from each renewal on; before the first it is `ProxyLimits.invisible_ms`."""
+INVISIBLE_STEPS_MS: Final = tuple(minutes * MINUTE_MS for minutes in (1, 3, 5, 10, 30, 60))
+"""The invisible duration from each renewal on, in ms. Before the first, it is set by `ProxyLimits`.
+"""
 PERIOD_MS: Final = 1_000
-AGAIN: Final = 3
-"""Periods until what has failed is tried again: three times before its time is over."""
-HELD_MAX: Final = 100_000
-CLIENT_HELD_MAX: Final = 25_000
-UNDER_WAY_MAX: Final = 64
-WAIT_MS: Final = 10_000
-TIMES_MAX: Final = 32
+"""The interval of `ReceiptHandleRenewer.run`, and the granularity of due times, in ms."""
+RETRY_PERIODS: Final = 3
+"""The number of periods after which a failed renewal is retried.
 
-Change = Callable[[str, str, Handle, int], Conversation[Handle]]
-"""Group, topic, handle, invisible time -> the handle that counts then. Raises StatusError where
-there is no such message any more, SluiceError."""
-NOTHING: Final[Mapping[tuple[str, str], "Held"]] = {}
+This allows three attempts before the invisible duration ends.
+"""
+IN_FLIGHT_MAX: Final = 100_000
+"""The maximum number of tracked messages of all clients."""
+CLIENT_IN_FLIGHT_MAX: Final = 25_000
+"""The maximum number of tracked messages of one client."""
+REQUESTS_MAX: Final = 64
+"""The maximum number of concurrent requests to brokers."""
+DEFAULT_BACKOFF_MS: Final = 10_000
+"""The time until redelivery of a message for a client without a retry policy, in ms."""
+BACKOFF_EXPONENT_MAX: Final = 32
+"""The maximum exponent of an exponential backoff."""
+
+ChangeHandle = Callable[[str, str, Handle, int], Conversation[Handle]]
+"""A function `(group, topic, handle, invisible_ms) -> new handle`, as a conversation.
+
+It raises StatusError if the message does not exist any longer, and SluiceError if the broker fails.
+"""
+_NO_MESSAGES: Final[Mapping[tuple[str, str], "InFlightMessage"]] = {}
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    """A message that a client works on. It knows the handle as `text`; `handle` is what counts.
-    `times`: it was tried so often before."""
+class InFlightMessage:
+    """A message that a client is processing.
+
+    The client knows it by `client_handle`; `handle` is the current handle. `reconsume_times` is the
+    number of earlier deliveries. Times are in ms of the monotonic clock.
+    """
 
     client: Client
     group: str
     topic: str
-    text: str
+    client_handle: str
     handle: Handle
-    times: int
-    since_ms: int
-    handle_ms: int
-    """When `handle` was given, like `since_ms` on the monotonic clock."""
-    due: int = 0
+    reconsume_times: int
+    received_ms: int
+    handle_received_ms: int
+    """The time at which `handle` was received."""
+    due_period: int = 0
+    """The period, as a number of `PERIOD_MS`, in which the message is to be renewed."""
     renewals: int = 0
     failures: int = 0
-    is_kept: bool = False
+    is_tracked: bool = False
+    """Whether the message will be renewed."""
     renewing: asyncio.Future[None] | None = None
+    """A future that completes when the queued or running renewal ends; None without one."""
 
 
-class Renewal:
-    """What all clients of this proxy hold."""
+class ReceiptHandleRenewer:
+    """The messages that all clients of this proxy are processing, and their renewal."""
 
     def __init__(
-        self, backend: Backend, clients: Clients, change: Change, limits: ProxyLimits
+        self, backend: Backend, clients: Clients, change: ChangeHandle, limits: ProxyLimits
     ) -> None:
-        clients.on_gone.append(self.gone)
+        clients.on_removed.append(self.release_client)
         self._backend = backend
         self._clients = clients.by_id
         self._change = change
         self._limits = limits
-        self._held: dict[Client, dict[tuple[str, str], Held]] = {}
-        self._due: dict[int, dict[Held, None]] = {}
-        self._waiting: deque[Conversation[None]] = deque()
-        self._under_way = 0
-        self._is_beginning = False
-        self._link: Link | None = None
+        self._in_flight: dict[Client, dict[tuple[str, str], InFlightMessage]] = {}
+        self._due: dict[int, dict[InFlightMessage, None]] = {}
+        self._pending: deque[Conversation[None]] = deque()
+        self._running_count = 0
+        self._is_starting = False
+        self._session: ClientSession | None = None
         self.count = 0
+        """The number of tracked messages of all clients."""
 
     def has_room(self, client: Client) -> bool:
-        """May the client have more? HOT."""
-        return self.count < HELD_MAX and len(self._held.get(client, ())) < CLIENT_HELD_MAX
+        """Return whether another message of the client may be tracked. HOT."""
+        return (
+            self.count < IN_FLIGHT_MAX
+            and len(self._in_flight.get(client, ())) < CLIENT_IN_FLIGHT_MAX
+        )
 
-    def held_by(self, client: Client) -> int:
-        """How many messages it works on."""
-        return len(self._held.get(client, NOTHING))
+    def in_flight_count(self, client: Client) -> int:
+        """Return the number of tracked messages of a client."""
+        return len(self._in_flight.get(client, _NO_MESSAGES))
 
-    def keep(
-        self, client: Client, group: str, topic: str, text: str, handle: Handle, times: int
+    def track(
+        self,
+        client: Client,
+        group: str,
+        topic: str,
+        client_handle: str,
+        handle: Handle,
+        reconsume_times: int,
     ) -> None:
-        """The client gets it now. HOT."""
+        """Start to renew a message that the client gets now. HOT."""
         now_ms = self._now_ms()
-        self.put(Held(client, group, topic, text, handle, times, now_ms, now_ms))
+        message = InFlightMessage(
+            client=client,
+            group=group,
+            topic=topic,
+            client_handle=client_handle,
+            handle=handle,
+            reconsume_times=reconsume_times,
+            received_ms=now_ms,
+            handle_received_ms=now_ms,
+        )
+        self.add(message)
 
-    def put(self, held: Held) -> None:
-        """Also one that was taken, when what the client wanted of it has failed. HOT."""
-        if self._clients.get(held.client.id) is not held.client:  # it has gone meanwhile
-            self._waiting.append(self._give_back(held))
-            self._begin()
+    def add(self, message: InFlightMessage) -> None:
+        """Track a message, also again after `take` if the client's request has failed. HOT.
+
+        If the client has disconnected in the meantime, the message is returned to the broker.
+        """
+        if self._clients.get(message.client.id) is not message.client:  # it has disconnected
+            self._pending.append(self._return_message(message))
+            self._start_requests()
             return
-        held.is_kept = True
+        message.is_tracked = True
         self.count += 1
-        self._held.setdefault(held.client, {})[held.group, held.text] = held
-        self._plan(held)
+        client_messages = self._in_flight.setdefault(message.client, {})
+        client_messages[message.group, message.client_handle] = message
+        self._schedule(message)
 
     def _now_ms(self) -> int:
-        """The monotonic clock's time: neither a wall clock that is set back nor one that differs
-        from the broker's may delay a renewal."""
+        """Return the time of the monotonic clock in ms.
+
+        A wall clock may be set back or differ from the broker's, which would delay renewals.
+        """
         return int(self._backend.clock.monotonic_s() * 1000)
 
-    def _plan(self, held: Held, earliest: int = 0) -> None:
-        due_ms = held.handle_ms + held.handle.invisible_ms - self._limits.renew_ahead_ms
-        held.due = max(due_ms // PERIOD_MS, earliest)
-        self._due.setdefault(held.due, {})[held] = None
+    def _schedule(self, message: InFlightMessage, earliest: int = 0) -> None:
+        """Schedule the next renewal of a message, not before the period `earliest`."""
+        visible_ms = message.handle_received_ms + message.handle.invisible_ms
+        due_ms = visible_ms - self._limits.renew_ahead_ms
+        message.due_period = max(due_ms // PERIOD_MS, earliest)
+        self._due.setdefault(message.due_period, {})[message] = None
 
-    def take(self, client: Client, group: str, text: str) -> Conversation[Held | None]:
-        """The client does something with a message: it is renewed no more. None: it is not held
-        here. HOT."""
-        held = self._held.get(client, NOTHING).get((group, text))
-        if held is not None and held.renewing is not None:
-            yield Await(held.renewing)
-        if held is not None and held.is_kept:
-            self._forget(held)
-        return held
+    def take(
+        self, client: Client, group: str, client_handle: str
+    ) -> Conversation[InFlightMessage | None]:
+        """Stop the renewal of a message that the client acknowledges or changes; return it. HOT.
 
-    def _forget(self, held: Held) -> None:
-        held.is_kept = False
+        Waits for a running renewal. Returns None if this proxy does not track the message; if a
+        renewal has just ended its tracking, the message is returned all the same.
+        """
+        message = self._in_flight.get(client, _NO_MESSAGES).get((group, client_handle))
+        if message is not None and message.renewing is not None:
+            yield Await(message.renewing)
+        if message is not None and message.is_tracked:
+            self._remove(message)
+        return message
+
+    def _remove(self, message: InFlightMessage) -> None:
+        """Stop tracking a message."""
+        message.is_tracked = False
         self.count -= 1
-        mine = self._held[held.client]
-        del mine[held.group, held.text]
-        if not mine:
-            del self._held[held.client]
-        self._due.get(held.due, {}).pop(held, None)
+        client_messages = self._in_flight[message.client]
+        del client_messages[message.group, message.client_handle]
+        if not client_messages:
+            del self._in_flight[message.client]
+        self._due.get(message.due_period, {}).pop(message, None)
 
-    def gone(self, client: Client) -> None:
-        """What it held, others get."""
-        for held in [*self._held.get(client, NOTHING).values()]:
-            self._forget(held)
-            if held.renewing is None:
-                self._waiting.append(self._give_back(held))
-        self._begin()
+    def release_client(self, client: Client) -> None:
+        """Return all messages of a disconnected client to their brokers."""
+        for message in [*self._in_flight.get(client, _NO_MESSAGES).values()]:
+            self._remove(message)
+            if message.renewing is None:
+                self._pending.append(self._return_message(message))
+        self._start_requests()
 
     def run(self) -> None:
-        """Renews what is due."""
+        """Renew the messages that are due."""
         now = self._now_ms() // PERIOD_MS
         for period in [it for it in self._due if it <= now]:
-            for held in self._due.pop(period):
-                held.renewing = asyncio.get_running_loop().create_future()
-                self._waiting.append(self._renew(held))
-        self._begin()
+            for message in self._due.pop(period):
+                message.renewing = asyncio.get_running_loop().create_future()
+                self._pending.append(self._renew(message))
+        self._start_requests()
 
-    def _begin(self) -> None:
-        """As much as may be under way."""
-        if self._is_beginning:
+    def _start_requests(self) -> None:
+        """Start queued requests, up to `REQUESTS_MAX` at a time."""
+        if self._is_starting:
             return
-        self._is_beginning = True
-        while self._waiting and self._under_way < UNDER_WAY_MAX:
-            self._under_way += 1
-            if self._link is None:
-                self._link = self._backend.link(ITSELF, ITSELF, lambda _command, _answer: None)
-            ConversationRun(self._waiting.popleft(), self._link.ask, self._ended)
-        self._is_beginning = False
+        self._is_starting = True
+        while self._pending and self._running_count < REQUESTS_MAX:
+            self._running_count += 1
+            if self._session is None:
+                self._session = self._backend.open_session(
+                    PROXY_HOST, PROXY_HOST, lambda _command, _answer: None
+                )
+            ConversationRunner(self._pending.popleft(), self._session.send, self._finish_request)
+        self._is_starting = False
 
-    def _ended(self, result: object) -> None:
-        self._under_way -= 1
+    def _finish_request(self, result: object) -> None:
+        """Count a request as ended, and start the next ones."""
+        self._running_count -= 1
         if isinstance(result, Exception):
-            log.error("a message was not renewed", exc_info=result)
-        self._begin()
+            log.error("The renewal of a message failed because of a bug.", exc_info=result)
+        self._start_requests()
 
-    def _renew(self, held: Held) -> Conversation[None]:
-        """Then it is due later, or nobody keeps it any more."""
+    def _renew(self, message: InFlightMessage) -> Conversation[None]:
+        """Renew a message and schedule its next renewal, or stop tracking it.
+
+        After `ProxyLimits.renew_ms_max`, the message is renewed for the last time, until its
+        redelivery. A message is not tracked any longer when it does not exist or after too many
+        failures. If its client has disconnected during the renewal, it is returned to the broker.
+        """
         now_ms = self._now_ms()
-        is_last = now_ms - held.since_ms >= self._limits.renew_ms_max
-        time_ms = wait_ms(held) if is_last else NEXT_MS[min(held.renewals, len(NEXT_MS) - 1)]
+        is_last = now_ms - message.received_ms >= self._limits.renew_ms_max
+        if is_last:
+            time_ms = backoff_ms(message)
+        else:
+            time_ms = INVISIBLE_STEPS_MS[min(message.renewals, len(INVISIBLE_STEPS_MS) - 1)]
         try:
-            held.handle = yield from self._change(held.group, held.topic, held.handle, time_ms)
-        except SluiceError as error:
-            held.failures += 1
-            is_last |= (
-                isinstance(error, StatusError) or held.failures >= self._limits.renew_attempts_max
+            message.handle = yield from self._change(
+                message.group, message.topic, message.handle, time_ms
             )
-            log.warning("message %s of group %s is not renewed: %s", held.text, held.group, error)
+        except SluiceError as error:
+            message.failures += 1
+            is_last |= (
+                isinstance(error, StatusError)
+                or message.failures >= self._limits.renew_attempts_max
+            )
+            log.warning(
+                "Cannot renew message %s of group %s: %s",
+                message.client_handle,
+                message.group,
+                error,
+            )
         else:
-            held.handle_ms = now_ms
-            held.renewals += 1
-            held.failures = 0
-        renewing, held.renewing = held.renewing, None
-        if not held.is_kept:
-            yield from self._give_back(held)  # its client has gone meanwhile
+            message.handle_received_ms = now_ms
+            message.renewals += 1
+            message.failures = 0
+        renewing, message.renewing = message.renewing, None
+        if not message.is_tracked:
+            yield from self._return_message(message)  # its client has disconnected
         elif is_last:
-            self._forget(held)
+            self._remove(message)
         else:
-            self._plan(held, now_ms // PERIOD_MS + AGAIN)
+            self._schedule(message, now_ms // PERIOD_MS + RETRY_PERIODS)
         if renewing is not None:
             renewing.set_result(None)
 
-    def _give_back(self, held: Held) -> Conversation[None]:
-        with suppress(SluiceError):  # then its own time brings it back
-            yield from self._change(held.group, held.topic, held.handle, self._limits.given_back_ms)
+    def _return_message(self, message: InFlightMessage) -> Conversation[None]:
+        """Make a message visible to other clients soon. Errors are ignored."""
+        with suppress(SluiceError):  # then its invisible duration ends by itself
+            yield from self._change(
+                message.group, message.topic, message.handle, self._limits.given_back_ms
+            )
 
 
-def wait_ms(held: Held) -> int:
-    """Before a message comes again that its client has had for too long, as its group wants it."""
-    settings = held.client.settings
+def backoff_ms(message: InFlightMessage) -> int:
+    """Return the time until redelivery of a message that its client has held for too long, in ms.
+
+    It follows the retry policy of the client's group.
+    """
+    settings = message.client.settings
     policy = m.RetryPolicy() if settings is None else settings.backoff_policy
     if policy.WhichOneof("strategy") == "exponential_backoff":
-        found = policy.exponential_backoff
-        steps = found.multiplier ** min(held.times, TIMES_MAX)
-        return int(min(milliseconds(found.max), milliseconds(found.initial) * steps))
-    known = policy.customized_backoff.next
-    return milliseconds(known[min(held.times + 2, len(known) - 1)]) if known else WAIT_MS
+        backoff = policy.exponential_backoff
+        factor = backoff.multiplier ** min(message.reconsume_times, BACKOFF_EXPONENT_MAX)
+        return int(min(to_ms(backoff.max), to_ms(backoff.initial) * factor))
+    steps = policy.customized_backoff.next
+    if not steps:
+        return DEFAULT_BACKOFF_MS
+    return to_ms(steps[min(message.reconsume_times + 2, len(steps) - 1)])

@@ -1,19 +1,20 @@
-"""SendMessage, EndTransaction and RecallMessage: what producers ask (spec/grpc.md §4).
+"""SendMessage, EndTransaction and RecallMessage: the calls of producers (spec/grpc.md §4).
 
-    one message      310 by letters: with a broker in this process, its quick way
-    several          one remoting batch (320), stored all or nothing
-    end, recall      37, 370: to the broker that the client's text names
+    one message            SEND_MESSAGE_V2 (310); with a broker in this process, on its fast path
+    several messages       SEND_BATCH_MESSAGE (320), stored all or nothing
+    end of a transaction   END_TRANSACTION (37), to the broker that the transaction id names
+    recall                 RECALL_MESSAGE (370), to the broker that the recall handle names
 
-A message with a group goes to the queue that RocketMQ's proxy chooses, so that producers behind
-both keep one order; any other goes round robin, past brokers that were slow or away. The proxy does
-not try again: clients do.
+A message with a message group goes to the queue that RocketMQ's proxy selects too, so that
+producers at both proxies keep one order. Any other message goes round robin, avoiding brokers that
+were slow or unreachable. The proxy does not retry; clients do.
 
-A transaction is known by a text that says where its prepared message lies:
+A transaction id contains the location of the prepared message:
 
-    message id, broker, offset in the queue of prepared messages, offset in the log
+    message id, broker, offset in the queue of prepared messages, position in the commit log
 
-The client gives it back, to this proxy or to another one, before or after a restart: nobody has to
-remember it. RocketMQ's proxy gives the bare message id and keeps the rest for 30 s.
+The client sends it back, to this proxy or to another one, before or after a restart, so no proxy
+stores transactions. RocketMQ's proxy uses the message id alone and keeps the rest for 30 s.
 """
 
 import re
@@ -24,7 +25,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.conversations import Call as Ask
+from sluicemq.client.core.conversations import Call as BrokerCall
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.directory import list_write_queues
 from sluicemq.client.core.messages import OutgoingMessage, join_batch
@@ -62,19 +63,19 @@ from sluicemq.model.properties import (
 from sluicemq.model.topic import MessageQueue, TopicConfig, TopicRoute
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import Backend, masters_of
+from sluicemq.proxy.backend import Backend, master_addresses
 from sluicemq.proxy.clients import OK, Client
-from sluicemq.proxy.convert import milliseconds, type_of
+from sluicemq.proxy.convert import message_type_of, to_ms
 from sluicemq.proxy.limits import (
     Refusal,
     StatusError,
-    body_of,
-    check_delivery,
+    check_delivery_time,
     check_lite_topic,
-    check_recovery,
-    check_texts,
+    check_message_texts,
+    check_recovery_time,
     check_type,
-    topic_of,
+    checked_topic,
+    to_stored_body,
 )
 from sluicemq.proxy.messages import Code, MessageType
 from sluicemq.proxy.routes import topic_type
@@ -83,101 +84,121 @@ from sluicemq.wire import headers
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 
-DELIVER_MS: Final = TIMER_PROPERTIES[-1]
-TARGETS_MAX: Final = 10_000
+DELIVERY_TIME_PROPERTY: Final = TIMER_PROPERTIES[-1]
+"""The property with the delivery time of a message, in ms since 1970."""
+CACHED_TOPICS_MAX: Final = 10_000
+"""The number of cached topics at which the cache is cleared."""
 _TRANSACTION: Final = int(MessageType.TRANSACTION)
-_UNSAFE: Final[Mapping[int, Code]] = {
+_CODE_BY_UNSAFE_STATUS: Final[Mapping[int, Code]] = {
     SendStatus.FLUSH_DISK_TIMEOUT.value: Code.MASTER_PERSISTENCE_TIMEOUT,
     SendStatus.FLUSH_SLAVE_TIMEOUT.value: Code.SLAVE_PERSISTENCE_TIMEOUT,
     SendStatus.SLAVE_NOT_AVAILABLE.value: Code.HA_NOT_AVAILABLE,
 }
-"""Stored, and it may get lost."""
-_STATES: Final[Mapping[int, TransactionState]] = {
+"""The codes for messages that are stored, but may be lost after a crash."""
+_STATE_BY_RESOLUTION: Final[Mapping[int, TransactionState]] = {
     m.TransactionResolution.COMMIT: TransactionState.COMMIT,
     m.TransactionResolution.ROLLBACK: TransactionState.ROLLBACK,
 }
 
 
-class Target(NamedTuple):
-    """A topic as senders need it; `route` and `config` are what it was made of."""
+class TopicQueues(NamedTuple):
+    """What a send needs to know about a topic: its message type, writable queues and masters.
+
+    It is derived from `route` and `config`, and valid while these are current. `masters` has the
+    address of each broker's master.
+    """
 
     route: TopicRoute
     config: TopicConfig | None
-    kind: str
+    message_type: str
     queues: Sequence[MessageQueue]
     masters: dict[str, str]
 
 
 class Sending:
-    """SendMessage, EndTransaction, RecallMessage."""
+    """The service object of SendMessage, EndTransaction and RecallMessage."""
 
     def __init__(self, backend: Backend, limits: ProxyLimits) -> None:
         self._backend = backend
         self._limits = limits
         self._clock = backend.clock
         self._chooser = QueueChooser(partial(Random().getrandbits, FIRST_QUEUE_BITS))
-        self._targets: dict[str, Target] = {}
+        self._topics: dict[str, TopicQueues] = {}
 
     # -------------------------------------------------------------------------------- sends
 
     def send_message(
         self, client: Client, request: m.SendMessageRequest, call: Call
     ) -> Conversation[m.SendMessageResponse]:
-        """An entry for each message. HOT.
+        """Serve SendMessage: send one message or a batch, and return an entry for each. HOT.
 
-        Raises StatusError (MESSAGE_CORRUPTED, FORBIDDEN "no writable queue", the limits).
+        Raises StatusError if there is no message, no writable queue, or a message breaks a limit.
+        Also raises RouteNotFoundError, and SluiceError if the broker fails.
         """
         messages = request.messages
         if not messages:
             raise StatusError(Refusal.NO_MESSAGE)
-        target = yield from self._target(messages[0].topic)
+        topic_queues = yield from self._find_topic(messages[0].topic)
         began_ms = self._clock.now_ms()
         is_batch = len(messages) > 1
         peer = call.connection.peer.remote
-        parts = [outgoing_of(it, target.kind, peer, began_ms, self._limits) for it in messages]
-        outgoing = batch_of(messages, parts) if is_batch else parts[0]
+        parts = [
+            to_outgoing_message(it, topic_queues.message_type, peer, began_ms, self._limits)
+            for it in messages
+        ]
+        outgoing = to_batch(messages, parts) if is_batch else parts[0]
         topic, began_s = outgoing.topic, self._clock.monotonic_s()
-        queue = self._queue(target, outgoing.sharding_key, began_s)
-        born_ms = milliseconds(messages[0].system_properties.born_timestamp) or began_ms
+        queue = self._choose_queue(topic_queues, outgoing.sharding_key, began_s)
+        born_ms = to_ms(messages[0].system_properties.born_timestamp) or began_ms
         command = requests.send(topic, queue, outgoing, born_ms, batch=is_batch, is_brief=is_batch)
-        address = target.masters[queue.broker]
+        address = topic_queues.masters[queue.broker]
         try:
-            answer = yield Ask(address, command)
+            response = yield BrokerCall(address, command)
         except (ConnectionLostError, RequestTimeoutError):
             self._chooser.record_failure(queue.broker, self._clock.monotonic_s())
             raise
         now_s = self._clock.monotonic_s()
         self._chooser.record_latency(queue.broker, now_s - began_s, now_s)
-        transaction_id = header_fields(answer).get("transactionId", "")
-        if outgoing.sys_flag & PREPARED and answer.code == SUCCESS:
-            (result,) = requests.parse_send_response(answer, queue, (outgoing.message_id,), address)
-            transaction_id = transaction_id_of(locate_prepared(result, topic))
-        return answer_of(answer, [it.message_id for it in parts], transaction_id, address)
+        transaction_id = header_fields(response).get("transactionId", "")
+        if outgoing.sys_flag & PREPARED and response.code == SUCCESS:
+            (result,) = requests.parse_send_response(
+                response, queue, (outgoing.message_id,), address
+            )
+            transaction_id = format_transaction_id(locate_prepared(result, topic))
+        return to_send_response(response, [it.message_id for it in parts], transaction_id, address)
 
-    def _target(self, resource: m.Resource) -> Conversation[Target]:
-        """Raises StatusError (ILLEGAL_TOPIC), RouteNotFoundError. HOT."""
+    def _find_topic(self, resource: m.Resource) -> Conversation[TopicQueues]:
+        """Return the queues of a topic for sending. HOT.
+
+        Raises StatusError (ILLEGAL_TOPIC) for an invalid name, and RouteNotFoundError.
+        """
         name = resource.name
-        found = self._targets.get(name)
+        found = self._topics.get(name)
         if found is None:
-            topic_of(resource)
-        route = yield from self._backend.route(name)
-        config = yield from self._backend.topic(name)
+            checked_topic(resource)
+        route = yield from self._backend.fetch_route(name)
+        config = yield from self._backend.fetch_topic_config(name)
         if found is None or found.route is not route or found.config is not config:
-            masters = masters_of(route)
+            masters = master_addresses(route)
             queues = sorted(it for it in list_write_queues(name, route) if it.broker in masters)
-            found = Target(route, config, topic_type(config), queues, masters)
-            if len(self._targets) >= TARGETS_MAX:
-                self._targets.clear()
-            self._targets[name] = found
+            found = TopicQueues(route, config, topic_type(config), queues, masters)
+            if len(self._topics) >= CACHED_TOPICS_MAX:
+                self._topics.clear()
+            self._topics[name] = found
         return found
 
-    def _queue(self, target: Target, group: str | None, now_s: float) -> MessageQueue:
-        """Where messages of a group go, or the next one. Raises StatusError (FORBIDDEN)."""
-        queues = target.queues
+    def _choose_queue(
+        self, topic_queues: TopicQueues, group: str | None, now_s: float
+    ) -> MessageQueue:
+        """Return the queue of a message group, or the next queue in round robin.
+
+        Raises StatusError (FORBIDDEN) if the topic has no writable queue.
+        """
+        queues = topic_queues.queues
         if not queues:
             raise StatusError(Refusal.NO_WRITABLE_QUEUE)
         if group:
-            return queues[bucket_of(java_hash(group), len(queues))]
+            return queues[consistent_hash(java_hash(group), len(queues))]
         return self._chooser.choose(queues, now_s)
 
     # ------------------------------------------------------------------ transactions, recalls
@@ -185,26 +206,36 @@ class Sending:
     def end_transaction(
         self, client: Client, request: m.EndTransactionRequest, call: Call
     ) -> Conversation[m.EndTransactionResponse]:
-        """Commits or rolls back. What the broker refuses is said; the answer to its own question,
-        and what is undecided, it does not answer."""
-        place = place_in(request.transaction_id, topic_of(request.topic))
-        route = yield from self._backend.route(place.queue.topic)
-        address = _master(masters_of(route), place.queue.broker, Refusal.TRANSACTION_UNKNOWN)
-        state = _STATES.get(request.resolution, TransactionState.UNKNOWN)
+        """Serve EndTransaction: commit or roll back a transaction.
+
+        Raises RequestError if the broker refuses, and StatusError for an invalid transaction id.
+        The answer to a transaction check, or an unknown state, is sent one-way: the broker does not
+        respond to it.
+        """
+        location = parse_transaction_id(request.transaction_id, checked_topic(request.topic))
+        route = yield from self._backend.fetch_route(location.queue.topic)
+        address = _master_address(
+            master_addresses(route), location.queue.broker, Refusal.TRANSACTION_UNKNOWN
+        )
+        state = _STATE_BY_RESOLUTION.get(request.resolution, TransactionState.UNKNOWN)
         is_check = request.source == m.TransactionSource.SOURCE_SERVER_CHECK
-        command = make_end_request(place, state, is_check=is_check)
-        answer = yield Ask(address, command)
+        command = make_end_request(location, state, is_check=is_check)
+        response = yield BrokerCall(address, command)
         if not command.is_oneway:
-            expect_success(answer, address)
+            expect_success(response, address)
         return m.EndTransactionResponse(status=OK)
 
     def recall_message(
         self, client: Client, request: m.RecallMessageRequest, call: Call
     ) -> Conversation[m.RecallMessageResponse]:
-        """Takes a delayed message back."""
-        target = yield from self._target(request.topic)
+        """Serve RecallMessage: cancel a delayed message, and return its message id.
+
+        Raises StatusError if the handle is invalid or its broker does not serve the topic, and
+        SluiceError if the broker refuses or fails.
+        """
+        topic_queues = yield from self._find_topic(request.topic)
         if self._limits.checks_type:
-            check_type(target.kind, "DELAY")
+            check_type(topic_queues.message_type, "DELAY")
         handle = parse_recall_handle(request.recall_handle)
         if handle is None:
             raise StatusError(Refusal.RECALL_HANDLE)
@@ -212,14 +243,19 @@ class Sending:
         header = headers.RecallMessageRequest(
             group=topic, topic=topic, recall_handle=request.recall_handle, broker=handle.broker
         )
-        address = _master(target.masters, handle.broker, Refusal.RECALL_BROKER)
-        answer = yield Ask(address, requests.make_request(RequestCode.RECALL_MESSAGE, header))
-        message_id = header_fields(expect_success(answer, address)).get("msgId", handle.unique_id)
+        address = _master_address(topic_queues.masters, handle.broker, Refusal.RECALL_BROKER)
+        response = yield BrokerCall(
+            address, requests.make_request(RequestCode.RECALL_MESSAGE, header)
+        )
+        message_id = header_fields(expect_success(response, address)).get("msgId", handle.unique_id)
         return m.RecallMessageResponse(status=OK, message_id=message_id)
 
 
-def _master(masters: dict[str, str], broker: str, refusal: Refusal) -> str:
-    """Return the address of the broker that a client's text names. Raises StatusError."""
+def _master_address(masters: dict[str, str], broker: str, refusal: Refusal) -> str:
+    """Return the address of the broker that an id or handle names.
+
+    Raises StatusError with `refusal` if that broker does not serve the topic.
+    """
     if broker not in masters:
         raise StatusError(refusal, f"no broker {broker!r} serves this topic", broker=broker)
     return masters[broker]
@@ -228,31 +264,35 @@ def _master(masters: dict[str, str], broker: str, refusal: Refusal) -> str:
 # ------------------------------------------------------------------------------------- messages
 
 
-def outgoing_of(
+def to_outgoing_message(
     message: m.Message, expected: str, peer: Host, now_ms: int, limits: ProxyLimits
 ) -> OutgoingMessage:
-    """Return a message for a topic of the expected type as it is stored. Raises StatusError if it
-    breaks a limit. HOT."""
+    """Return a gRPC message as the client library sends it. HOT.
+
+    `expected` is the message type of the topic. `peer` is the client's address, and `now_ms` the
+    current time for a message without a creation time. Raises StatusError if the message breaks a
+    limit or has another type.
+    """
     system, topic = message.system_properties, message.topic.name
     properties = dict(message.user_properties)
-    check_texts(properties, system, limits)
+    check_message_texts(properties, system, limits)
     message_id = properties[UNIQ_KEY] = system.message_id
     if system.tag:
         properties[TAGS] = system.tag
     if keys := " ".join(system.keys):
         properties[KEYS] = keys
-    properties[PRODUCER_GROUP] = topic  # the checks of transactions find their producers by it
+    properties[PRODUCER_GROUP] = topic  # transaction checks find their producers by it
     properties[RECONSUME_TIME] = str(system.delivery_attempt)
     properties[BORN_HOST] = system.born_host.strip() or str(peer)
-    properties[BORN_TIMESTAMP] = str(milliseconds(system.born_timestamp) or now_ms)
+    properties[BORN_TIMESTAMP] = str(to_ms(system.born_timestamp) or now_ms)
     if system.message_group:
         properties[SHARDING_KEY] = system.message_group
     if system.trace_context:
         properties[TRACE_CONTEXT] = system.trace_context
     if system.HasField("delivery_timestamp"):
-        deliver_ms = milliseconds(system.delivery_timestamp)
-        check_delivery(deliver_ms, now_ms, limits)
-        properties[DELIVER_MS] = str(deliver_ms)
+        deliver_ms = to_ms(system.delivery_timestamp)
+        check_delivery_time(deliver_ms, now_ms, limits)
+        properties[DELIVERY_TIME_PROPERTY] = str(deliver_ms)
     if system.lite_topic:
         check_lite_topic(system.lite_topic)
         properties[LITE_TOPIC] = system.lite_topic
@@ -261,42 +301,51 @@ def outgoing_of(
     sys_flag = 0
     if system.message_type == _TRANSACTION:
         sys_flag = PREPARED
-        _put_transaction(properties, system, limits)
+        _set_transaction_properties(properties, system, limits)
     if limits.checks_type:
-        check_type(expected, type_of(properties).name)
-    body, compressed = body_of(message.body, system.body_encoding, limits)
+        check_type(expected, message_type_of(properties).name)
+    body, compressed = to_stored_body(message.body, system.body_encoding, limits)
     return OutgoingMessage(
-        topic, body, as_text(properties), message_id, sys_flag | compressed, 0, True,
+        topic,
+        body,
+        as_text(properties),
+        message_id,
+        sys_flag | compressed,
+        flag=0,
+        wait_store_ok=True,
         sharding_key=properties.get(SHARDING_KEY),
-    )  # fmt: skip
+    )
 
 
-def _put_transaction(
+def _set_transaction_properties(
     properties: dict[str, str], system: m.SystemProperties, limits: ProxyLimits
 ) -> None:
-    """Add the properties of a message that a transaction prepares. Raises StatusError if it is
-    delayed, or asked about too late."""
+    """Add the properties of a prepared message.
+
+    Raises StatusError if the message is delayed, or if its time until a transaction check is too
+    long.
+    """
     if system.HasField("delivery_timestamp"):
         raise StatusError(
             Refusal.TRANSACTION_DELAYED,
-            "a message of a transaction cannot be delayed: leave out the delivery timestamp, or "
+            "a message of a transaction cannot be delayed. Remove the delivery timestamp, or "
             "send it without a transaction.",
         )
     properties[TRAN_MSG] = "true"
     if system.HasField("orphaned_transaction_recovery_duration"):
         seconds = system.orphaned_transaction_recovery_duration.seconds
-        check_recovery(seconds, limits)
+        check_recovery_time(seconds, limits)
         properties[CHECK_IMMUNITY] = str(seconds)
 
 
-def batch_of(messages: Sequence[m.Message], parts: Sequence[OutgoingMessage]) -> OutgoingMessage:
+def to_batch(messages: Sequence[m.Message], parts: Sequence[OutgoingMessage]) -> OutgoingMessage:
     """Join messages into one batch, which goes to the queue of their message group.
 
-    Messages without a group go along with those of a group. A batch has one flag of compression:
-    where only some of its bodies are GZIP that could not be decompressed, these are stored without
-    it, and their consumers get the bytes as they were sent. Raises StatusError if the messages have
-    different topics or different message groups: a batch is stored in one queue, so a second group
-    would leave its own. Also raises it for a message that is delayed or of a transaction.
+    Messages without a group may be in the same batch as those of one group. A batch has a single
+    compression flag. If only some of its bodies are GZIP that could not be decompressed, the batch
+    has no flag, and consumers get these bodies as they were sent. Raises StatusError if the
+    messages have different topics or different message groups (a batch is stored in one queue), or
+    if one of several messages is delayed or belongs to a transaction.
     """
     for message, part in zip(messages, parts, strict=True):
         if message.topic != messages[0].topic:
@@ -305,14 +354,15 @@ def batch_of(messages: Sequence[m.Message], parts: Sequence[OutgoingMessage]) ->
         if is_delayed or part.sys_flag & PREPARED:
             raise StatusError(
                 Refusal.BATCH_OF_SPECIAL,
-                "a message that is delayed or of a transaction cannot be in a batch: send it alone",
+                "a message that is delayed or of a transaction cannot be in a batch. Send it by "
+                "itself.",
             )
     groups = list(dict.fromkeys(part.sharding_key for part in parts if part.sharding_key))
     if len(groups) > 1:
         raise StatusError(
             Refusal.BATCH_OF_GROUPS,
-            f"the batch has messages of the groups {groups[0]!r} and {groups[1]!r}, and is stored "
-            "in one queue: send each message group by itself.",
+            f"the batch has messages of the groups {groups[0]!r} and {groups[1]!r}, but is stored "
+            "in one queue. Send each message group in a batch of its own.",
         )
     joined = join_batch(parts, parts[0].message_id)
     is_compressed = all(part.sys_flag & COMPRESSED for part in parts)
@@ -323,48 +373,56 @@ def batch_of(messages: Sequence[m.Message], parts: Sequence[OutgoingMessage]) ->
     )
 
 
-# ------------------------------------------------------------------------------------- answers
+# ----------------------------------------------------------------------------------- responses
 
 
 def _status(code: Code, text: str = "") -> m.Status:
+    """Return a status with a text, or with the name of the code as text."""
     return m.Status(code=code, message=text or code.name)
 
 
-def answer_of(
-    answer: Command, message_ids: Sequence[str], transaction_id: str, address: str
+def to_send_response(
+    response: Command, message_ids: Sequence[str], transaction_id: str, address: str
 ) -> m.SendMessageResponse:
-    """An entry a message; all of one request are stored alike, so there is one status. HOT.
+    """Return the response to a send, with an entry for each message. HOT.
 
-    Raises RequestError when they are not stored.
+    All messages of one request are stored together, so they have one status. Raises RequestError if
+    they are not stored.
     """
-    if answer.code == SUCCESS:
-        offset = requests.int_field(answer, "queueOffset")
-        handle = header_fields(answer).get("recallHandle")
-        response = m.SendMessageResponse(status=OK)
-        add = response.entries.add
+    if response.code == SUCCESS:
+        offset = requests.int_field(response, "queueOffset")
+        handle = header_fields(response).get("recallHandle")
+        result = m.SendMessageResponse(status=OK)
+        add = result.entries.add
         for index, message_id in enumerate(message_ids):
             add(
-                status=OK, message_id=message_id, offset=offset + index,
-                transaction_id=transaction_id, recall_handle=handle,
-            )  # fmt: skip
-        return response
-    code = _UNSAFE.get(answer.code)
+                status=OK,
+                message_id=message_id,
+                offset=offset + index,
+                transaction_id=transaction_id,
+                recall_handle=handle,
+            )
+        return result
+    code = _CODE_BY_UNSAFE_STATUS.get(response.code)
     if code is None:
-        raise requests.request_error(answer, address)
-    text = f"send message failed, sendStatus={SendStatus(answer.code).name}"
+        raise requests.request_error(response, address)
+    text = f"send message failed, sendStatus={SendStatus(response.code).name}"
     entry = m.SendResultEntry(status=_status(code, text))
     return m.SendMessageResponse(status=_status(code), entries=[entry] * len(message_ids))
 
 
-# ------------------------------------------------------------------------------ queues, places
+# ------------------------------------------------------------------- queues, transaction ids
 
 _MULTIPLIER: Final = 2862933555777941757
 _MASK: Final = (1 << 64) - 1
 
 
-def bucket_of(key: int, buckets: int) -> int:
-    """Jump consistent hash of Lamping and Veach, as Guava's Hashing.consistentHash of a Java int
-    computes it: a queue more takes its share from all others and nothing moves among them."""
+def consistent_hash(key: int, buckets: int) -> int:
+    """Return the bucket of a key by the jump consistent hash of Lamping and Veach.
+
+    The result equals Guava's Hashing.consistentHash of a Java int. When a bucket is added, keys
+    move only into the new bucket, and never between the others.
+    """
     state, bucket = key & _MASK, 0
     while True:
         state = (state * _MULTIPLIER + 1) & _MASK
@@ -375,29 +433,41 @@ def bucket_of(key: int, buckets: int) -> int:
         bucket = following
 
 
-_PLACE: Final = re.compile(r"(.+) (\S+) (\d{1,18}) (\d{1,18})", re.ASCII)
+_TRANSACTION_ID: Final = re.compile(r"(.+) (\S+) (\d{1,18}) (\d{1,18})", re.ASCII)
 
 
-def transaction_id_of(place: PreparedMessageLocation) -> str:
-    """What a client is told of a transaction."""
-    return (
-        f"{place.message_id} {place.queue.broker} {place.half_queue_offset} {place.physical_offset}"
+def format_transaction_id(location: PreparedMessageLocation) -> str:
+    """Return the transaction id that a client gets for a prepared message."""
+    parts = (
+        location.message_id,
+        location.queue.broker,
+        location.half_queue_offset,
+        location.physical_offset,
     )
+    return " ".join(map(str, parts))
 
 
-def place_in(transaction_id: str, topic: str) -> PreparedMessageLocation:
-    """The inverse, for a transaction of the topic. Raises StatusError (INVALID_TRANSACTION_ID)."""
+def parse_transaction_id(transaction_id: str, topic: str) -> PreparedMessageLocation:
+    """Return the location of the prepared message that a transaction id contains.
+
+    This is the inverse of `format_transaction_id`, for a transaction of `topic`. Raises StatusError
+    (INVALID_TRANSACTION_ID) for a malformed id.
+    """
     if not transaction_id.strip():
         raise StatusError(Refusal.TRANSACTION_ID_EMPTY)
-    found = _PLACE.fullmatch(transaction_id)
+    found = _TRANSACTION_ID.fullmatch(transaction_id)
     if found is None:
         raise StatusError(
             Refusal.TRANSACTION_UNKNOWN,
-            f"the transaction id {transaction_id!r} names no prepared message: give back the one "
-            "that the answer to the send has",
+            f"the transaction id {transaction_id!r} does not identify a prepared message. Use the "
+            "one in the response to the send.",
         )
     message_id, broker, queue_offset, physical_offset = found.groups()
     return PreparedMessageLocation(
-        topic, MessageQueue(topic, broker, 0), int(queue_offset), int(physical_offset),
-        message_id, message_id,
-    )  # fmt: skip
+        topic,
+        MessageQueue(topic, broker, 0),
+        int(queue_offset),
+        int(physical_offset),
+        message_id,
+        message_id,
+    )

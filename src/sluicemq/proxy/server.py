@@ -1,14 +1,17 @@
-"""The proxy served: its methods, its port, its clock, its end.
+"""The proxy as a server: its methods, its port, its periodic work, and its shutdown.
 
-    socket -> GrpcServer -> Calls -> a family's method -> Backend
+    socket -> GrpcServer -> CallDispatcher -> a method of a service object -> Backend
 
-A family is a class with a line for each of its methods in `table`. One that has something to do by
-the clock has `run()`, which is called once a second. One that holds calls back has `drain()`, which
-answers all of them as if nothing had come. One that keeps messages for clients has
-`held_by(client)`, how many.
+A service object has several methods of the protocol, one line each in `method_table`. It may also
+define some of these methods, which the proxy calls by name:
 
-The end takes nothing away from anybody: clients are told to go elsewhere, who waits is answered,
-answers on their way leave, and only then connections close.
+- `run()`: periodic work, called every `TICK_S` seconds.
+- `drain()`: respond to all parked calls as if no message had arrived, before the proxy closes.
+- `reconnect_all()`: ask clients to connect elsewhere, before the proxy closes.
+- `in_flight_count(client)`: the number of messages that the proxy tracks for a client.
+
+At shutdown, clients are asked to connect elsewhere, and parked calls get a response. Open calls
+then have up to `ProxyLimits.drain_s` seconds to end before the connections are closed.
 """
 
 import asyncio
@@ -29,7 +32,7 @@ from sluicemq.net.dispatch import Peer
 from sluicemq.net.grpc import ALPN, Call, GrpcServer
 from sluicemq.net.limits import FairScheduler, ServerLimits
 from sluicemq.net.openssl import TlsAcceptor
-from sluicemq.proxy import STATUS
+from sluicemq.proxy import STATUS_METHOD
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend
 from sluicemq.proxy.clients import CLIENT_ID, Clients
@@ -38,7 +41,7 @@ from sluicemq.proxy.pulling import Pulling
 from sluicemq.proxy.receiving import Receiving
 from sluicemq.proxy.routes import Routing
 from sluicemq.proxy.sending import Sending
-from sluicemq.proxy.service import PATH, Calls, Method
+from sluicemq.proxy.service import PATH, CallDispatcher, Method
 from sluicemq.proxy.telemetry import Telemetry
 from sluicemq.supervision import Supervisor
 from sluicemq.wire.codes import RequestCode
@@ -48,12 +51,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sluicemq.proxy")
 
-RUN_S: Final = 1.0
-POLLS: Final = frozenset({"ReceiveMessage", "PullMessage"})
+TICK_S: Final = 1.0
+"""The interval of `Proxy.run`, in seconds."""
+LONG_POLL_METHODS: Final = frozenset({"ReceiveMessage", "PullMessage"})
+"""The methods whose calls may wait for messages."""
 
 
-def table(backend: Backend, clients: Clients, limits: ProxyLimits) -> Mapping[str, Method]:
-    """Return the methods by name, each bound to the family that serves it within `limits`."""
+def method_table(backend: Backend, clients: Clients, limits: ProxyLimits) -> Mapping[str, Method]:
+    """Return the methods of the protocol by name, bound to service objects that apply `limits`."""
     routing, pulling = Routing(backend), Pulling(backend, limits)
     telemetry = Telemetry(backend, clients, limits)
     receiving = Receiving(backend, clients, limits)
@@ -67,7 +72,7 @@ def table(backend: Backend, clients: Clients, limits: ProxyLimits) -> Mapping[st
             m.RecallMessageRequest, m.RecallMessageResponse, sending.recall_message
         ),
         "Telemetry": Method(
-            m.TelemetryCommand, m.TelemetryCommand, telemetry.telemetry, is_dialogue=True
+            m.TelemetryCommand, m.TelemetryCommand, telemetry.telemetry, is_bidirectional=True
         ),
         "Heartbeat": Method(m.HeartbeatRequest, m.HeartbeatResponse, telemetry.heartbeat),
         "NotifyClientTermination": Method(
@@ -80,37 +85,51 @@ def table(backend: Backend, clients: Clients, limits: ProxyLimits) -> Mapping[st
             m.QueryAssignmentRequest, m.QueryAssignmentResponse, routing.query_assignment
         ),
         "ReceiveMessage": Method(
-            m.ReceiveMessageRequest, m.ReceiveMessageResponse, receiving.receive, streams=True
+            m.ReceiveMessageRequest,
+            m.ReceiveMessageResponse,
+            receiving.receive,
+            streams_responses=True,
         ),
         "AckMessage": Method(m.AckMessageRequest, m.AckMessageResponse, receiving.acknowledge),
         "ChangeInvisibleDuration": Method(
-            m.ChangeInvisibleDurationRequest, m.ChangeInvisibleDurationResponse, receiving.change
+            m.ChangeInvisibleDurationRequest,
+            m.ChangeInvisibleDurationResponse,
+            receiving.change_invisible_duration,
         ),
         "ForwardMessageToDeadLetterQueue": Method(
             m.ForwardMessageToDeadLetterQueueRequest,
             m.ForwardMessageToDeadLetterQueueResponse,
-            receiving.forward,
+            receiving.forward_to_dead_letter_queue,
         ),
         "PullMessage": Method(
-            m.PullMessageRequest, m.PullMessageResponse, pulling.pull, streams=True
+            m.PullMessageRequest, m.PullMessageResponse, pulling.pull, streams_responses=True
         ),
-        "UpdateOffset": Method(m.UpdateOffsetRequest, m.UpdateOffsetResponse, pulling.update),
-        "GetOffset": Method(m.GetOffsetRequest, m.GetOffsetResponse, pulling.get),
-        "QueryOffset": Method(m.QueryOffsetRequest, m.QueryOffsetResponse, pulling.query),
+        "UpdateOffset": Method(
+            m.UpdateOffsetRequest, m.UpdateOffsetResponse, pulling.update_offset
+        ),
+        "GetOffset": Method(m.GetOffsetRequest, m.GetOffsetResponse, pulling.get_offset),
+        "QueryOffset": Method(m.QueryOffsetRequest, m.QueryOffsetResponse, pulling.query_offset),
         "SyncLiteSubscription": Method(
-            m.SyncLiteSubscriptionRequest, m.SyncLiteSubscriptionResponse, pulling.sync_lite
+            m.SyncLiteSubscriptionRequest,
+            m.SyncLiteSubscriptionResponse,
+            pulling.sync_lite_subscription,
         ),
     }
 
 
-KINDS_MAX: Final = 64
-"""Clients say their versions by themselves; so many of them become labels."""
-_LABELS: Final = ("cluster", "node_type", "node_id", "proxy_mode")
+CLIENT_LABELS_MAX: Final = 64
+"""The maximum number of pairs of language and version that the client metric reports.
+
+Clients choose their version strings themselves, so their number must be limited.
+"""
+_NODE_LABELS: Final = ("cluster", "node_type", "node_id", "proxy_mode")
 
 
 class Proxy:
-    """Serves clients of gRPC. `start` and `close` bracket its life; whoever made the backend closes
-    it afterwards."""
+    """A server for gRPC clients.
+
+    It serves from `start` until `close`. It does not close the backend; its creator does that.
+    """
 
     def __init__(
         self,
@@ -120,187 +139,255 @@ class Proxy:
         config: ServerConfig = ServerConfig(),  # noqa: B008 - frozen
         limits: ProxyLimits = ProxyLimits(),  # noqa: B008 - frozen
     ) -> None:
-        """`guard`: None lets everybody do everything. `config`: TLS, limits of connections and
-        protected mode, as of a broker. `limits`: what calls may ask for."""
+        """Create a proxy that does not listen yet.
+
+        `guard` decides which account may do what; None allows everything. `shares` distributes the
+        time of the event loop over connections. `config` has the TLS settings, connection limits
+        and protected mode, like those of a broker. `limits` are the limits of calls.
+        """
         self.backend = backend
         self.config = config
         self.clients = Clients(backend)
-        self.service = Calls(self.clients, guard, backend.clock, limits)
+        self.dispatcher = CallDispatcher(self.clients, guard, backend.clock, limits)
         self._drain_s = limits.drain_s
-        methods = table(backend, self.clients, limits)
-        self.methods = self.service.methods(methods) | {STATUS: self._status}
-        """What is called, by path."""
-        families: list[Any] = [getattr(it.talk, "__self__", None) for it in methods.values()]
-        self.families = list(dict.fromkeys([*families, self.clients]))
-        """Those that methods are of."""
+        methods = method_table(backend, self.clients, limits)
+        self.methods = self.dispatcher.bind_methods(methods) | {STATUS_METHOD: self._answer_status}
+        """The handler of each method, by path."""
+        services: list[Any] = [
+            getattr(it.conversation, "__self__", None) for it in methods.values()
+        ]
+        self.services = list(dict.fromkeys([*services, self.clients]))
+        """The service objects that have methods of the protocol, and the clients."""
         self._shares = shares
         self._server = GrpcServer(
             self.methods,
             shares,
             is_guarded=guard is not None,
-            on_disconnect=self._disconnected,
+            on_disconnect=self._connection_lost,
             limits=ServerLimits.from_config(config),
             tls=None if config.tls_mode == "disabled" else TlsAcceptor(config, ALPN),
         )
         self.jobs = Supervisor(backend.clock, log)
         self._runner: asyncio.TimerHandle | None = None
         self.metrics_port: int | None = None
-        """The port of its own metrics, if it stands alone and serves them."""
+        """The port of the proxy's own metrics, if it is a standalone proxy that serves them."""
 
     @property
     def port(self) -> int:
-        """The port it listens at: the one that was free when it was told 0."""
+        """The port on which the proxy listens; the chosen one if `start` got 0."""
         return self._server.ports[0]
 
     @property
     def is_serving(self) -> bool:
+        """Whether the proxy has been started and not closed."""
         return self._runner is not None
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """Everyone who is connected."""
+        """All connections."""
         return self._server.peers
 
     async def start(self, host: str | None, port: int) -> None:
-        """Serve. Raises ConfigurationError when the port cannot be had, or a certificate cannot be
-        used."""
+        """Listen on a host (None means all addresses) and port, and serve.
+
+        Raises ConfigurationError if the port is not available or a certificate is not usable.
+        """
         await self._server.start(host, [port])
-        log.info("the proxy for gRPC clients listens at %s:%d", host or "*", self.port)
-        self._runner = asyncio.get_running_loop().call_later(RUN_S, self._tick)
+        log.info("The proxy listens for gRPC clients on %s:%d.", host or "*", self.port)
+        self._runner = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     async def close(self) -> None:
-        """Drain, then close."""
+        """Drain the open calls and close all connections, if the proxy is serving."""
         if self._runner is None:
             return
         self._runner.cancel()
         self._runner = None
         self._server.stop_listening()
-        self._each("reconnect_all")
-        self._each("drain")
+        self._call_each("reconnect_all")
+        self._call_each("drain")
         await self._server.drain(self._drain_s)
         await self._server.close()
 
     def run(self) -> None:
-        """What has to be done once a second."""
-        self._each("run")
+        """Do the periodic work of all service objects."""
+        self._call_each("run")
 
-    def status(self) -> dict[str, Any]:
-        """What it does now: the methods that were called, its clients with what they wait for."""
+    def collect_status(self) -> dict[str, Any]:
+        """Return the JSON object of the status method: connections, warnings, methods and clients.
+
+        Methods that were never called are left out.
+        """
         calls: dict[str, Counter[str]] = defaultdict(Counter)
         for call in self._server.open_calls:
             name = call.headers.get(":path", "").removeprefix(PATH)
-            if name != "Telemetry":  # it is always under way
+            if name != "Telemetry":  # it lasts as long as its client
                 calls[call.headers.get(CLIENT_ID, "")][name] += 1
         return {
             "mode": "local" if isinstance(self.config, BrokerConfig) else "cluster",
             "connections": len(self.peers),
-            "warnings": self.backend.warnings(),
+            "warnings": self.backend.list_warnings(),
             "methods": [
                 {
                     "method": name,
-                    "in_flight": it.in_flight,
-                    "codes": it.by_name,
-                    "mean_ms": round(it.latency_sum_ms / it.done, 3) if it.done else 0.0,
+                    "in_flight": it.in_flight_count,
+                    "codes": it.count_by_status_name,
+                    "mean_ms": round(it.latency_sum_ms / it.ended_count, 3)
+                    if it.ended_count
+                    else 0.0,
                 }
-                for name, it in self.service.tallies.items()
-                if it.begun
+                for name, it in self.dispatcher.stats_by_method.items()
+                if it.started_count
             ],
             "clients": [
                 asdict(it)
                 | {
                     "in_flight": calls[it.client_id].total(),
-                    "polls": sum(calls[it.client_id][name] for name in POLLS),
+                    "polls": sum(calls[it.client_id][name] for name in LONG_POLL_METHODS),
                     "works_on": sum(
-                        family.held_by(self.clients.by_id[it.client_id])
-                        for family in self.families
-                        if hasattr(family, "held_by")
+                        service.in_flight_count(self.clients.by_id[it.client_id])
+                        for service in self.services
+                        if hasattr(service, "in_flight_count")
                     ),
                 }
-                for it in self.clients.inventory()
+                for it in self.clients.list_clients()
             ],
         }
 
-    def _status(self, _message: bytes, call: Call) -> bytes:
-        self.service.require(RequestCode.GET_BROKER_RUNTIME_INFO, call)
-        return orjson.dumps(self.status())
+    def _answer_status(self, _message: bytes, call: Call) -> bytes:
+        """Return the status as JSON. Raises CallError if the account may not see it."""
+        self.dispatcher.check_permission(RequestCode.GET_BROKER_RUNTIME_INFO, call)
+        return orjson.dumps(self.collect_status())
 
     def _tick(self) -> None:
-        self._runner = asyncio.get_running_loop().call_later(RUN_S, self._tick)
+        """Do the periodic work, and schedule the next call."""
+        self._runner = asyncio.get_running_loop().call_later(TICK_S, self._tick)
         self.run()
 
-    def _each(self, name: str) -> None:
-        """Call the method `name` of each family that has it; a failure stops no other family."""
-        for family in self.families:
-            method = getattr(family, name, None)
+    def _call_each(self, name: str) -> None:
+        """Call the method `name` of each service object that has it. Failures are logged."""
+        for service in self.services:
+            method = getattr(service, name, None)
             if method is not None:
-                self.jobs.run_now(f"{name} of {type(family).__name__}", method)
+                self.jobs.run_now(f"{name} of {type(service).__name__}", method)
 
-    def _disconnected(self, peer: Peer) -> None:
-        self.clients.disconnected(peer)
+    def _connection_lost(self, peer: Peer) -> None:
+        """Forget a closed connection."""
+        self.clients.connection_lost(peer)
         self._shares.remove(peer)
 
 
+_MetricRow = tuple[Any, str, str, tuple[str, ...], list[tuple[Any, ...]]]
+"""The class, name, help text and labels of a metric, and its samples.
+
+A sample has a value for each label, followed by the number.
+"""
+
+
 class ProxyCollector:
-    """Reads the counters of a proxy when Prometheus asks, in the thread of prometheus-client: it
-    copies what the loop changes. RocketMQ's proxy has `rocketmq_proxy_up` alone, the others are
-    ours."""
+    """A Prometheus collector for the metrics of a proxy.
+
+    `collect` runs in the thread of prometheus-client, so it copies what the event loop changes.
+    RocketMQ's proxy has only `rocketmq_proxy_up`; the other metrics are extensions of SluiceMQ.
+    """
 
     def __init__(self, proxy: "Proxy") -> None:
         self._proxy = proxy
         config = proxy.config
         is_local = isinstance(config, BrokerConfig)
         self._node = [
-            getattr(config, "cluster_name", ""), "proxy",
-            getattr(config, "broker_name", host_name()), "local" if is_local else "cluster",
-        ]  # fmt: skip
+            getattr(config, "cluster_name", ""),
+            "proxy",
+            getattr(config, "broker_name", host_name()),
+            "local" if is_local else "cluster",
+        ]
 
     def collect(self) -> "Iterator[Metric]":
-        """Every metric of now."""
-        from prometheus_client.core import (  # noqa: PLC0415
+        """Yield all metrics with their current values."""
+        from prometheus_client.core import (  # noqa: PLC0415 - only where metrics are served
             CounterMetricFamily,
             GaugeMetricFamily,
             HistogramMetricFamily,
         )
 
-        proxy, tallies = self._proxy, self._proxy.service.tallies
-        clients = Counter(
-            (it.wire_language, it.version) for it in tuple(proxy.clients.by_id.values())
-        )
-        families: list[tuple[Any, str, str, tuple[str, ...], list[tuple[Any, ...]]]] = [
-            (GaugeMetricFamily, "rocketmq_proxy_up", "1 while it serves.", (),
-             [(int(proxy.is_serving),)]),
-            (GaugeMetricFamily, "rocketmq_proxy_connections", "Connections of clients.", (),
-             [(len(proxy.peers),)]),
-            (GaugeMetricFamily, "rocketmq_proxy_clients", "Clients by language and version.",
-             ("language", "version"),
-             [(*key, count) for key, count in clients.most_common(KINDS_MAX)]),
-            (GaugeMetricFamily, "rocketmq_proxy_calls_in_flight", "Calls without an answer yet.",
-             ("rpc",), [(name, it.in_flight) for name, it in tallies.items()]),
-            (CounterMetricFamily, "rocketmq_proxy_calls", "Calls by the status of their answer.",
-             ("rpc", "code"), [(name, code, count) for name, it in tallies.items()
-                               for code, count in it.by_name.items()]),
-            (CounterMetricFamily, "rocketmq_proxy_undecodable_bodies",
-             "Messages whose body could not be decompressed and was handed on as it is stored.", (),
-             [(UNDECODABLE.value,)]),
-            (CounterMetricFamily, "sluicemq_background_failures",
-             "Failures of background jobs, by job.", ("job",),
-             [*self._proxy.jobs.failures.copy().items()]),
-        ]  # fmt: skip
-        for make, metric_name, text, labels, samples in families:
-            metric = make(metric_name, text, labels=[*_LABELS, *labels])
+        for make, metric_name, text, labels, samples in self._metrics(
+            CounterMetricFamily, GaugeMetricFamily
+        ):
+            metric = make(metric_name, text, labels=[*_NODE_LABELS, *labels])
             for *values, number in samples:
                 metric.add_metric([*self._node, *values], number)
             yield metric
         latency = HistogramMetricFamily(
             "rocketmq_proxy_rpc_latency",
-            "Milliseconds from a call to its answer, with the wait of a long poll.",
-            labels=[*_LABELS, "rpc"],
+            "Milliseconds from a call to its response, with the wait of a long poll.",
+            labels=[*_NODE_LABELS, "rpc"],
         )
-        for name, tally in tallies.items():
-            if tally.done:
-                latency.add_metric([*self._node, name], tally.buckets, tally.latency_sum_ms)
+        for name, stats in self._proxy.dispatcher.stats_by_method.items():
+            if stats.ended_count:
+                latency.add_metric([*self._node, name], stats.buckets, stats.latency_sum_ms)
         yield latency
 
+    def _metrics(self, counter: Any, gauge: Any) -> list[_MetricRow]:
+        """Return the metrics that are not histograms. `counter` and `gauge` are their classes."""
+        proxy, stats_by_method = self._proxy, self._proxy.dispatcher.stats_by_method
+        clients = Counter(
+            (it.wire_language, it.version) for it in tuple(proxy.clients.by_id.values())
+        )
+        return [
+            (
+                gauge,
+                "rocketmq_proxy_up",
+                "1 while the proxy serves.",
+                (),
+                [(int(proxy.is_serving),)],
+            ),
+            (
+                gauge,
+                "rocketmq_proxy_connections",
+                "Connections of clients.",
+                (),
+                [(len(proxy.peers),)],
+            ),
+            (
+                gauge,
+                "rocketmq_proxy_clients",
+                "Clients by language and version.",
+                ("language", "version"),
+                [(*key, count) for key, count in clients.most_common(CLIENT_LABELS_MAX)],
+            ),
+            (
+                gauge,
+                "rocketmq_proxy_calls_in_flight",
+                "Calls without a response yet.",
+                ("rpc",),
+                [(name, it.in_flight_count) for name, it in stats_by_method.items()],
+            ),
+            (
+                counter,
+                "rocketmq_proxy_calls",
+                "Calls by the status of their response.",
+                ("rpc", "code"),
+                [
+                    (name, code, count)
+                    for name, it in stats_by_method.items()
+                    for code, count in it.count_by_status_name.items()
+                ],
+            ),
+            (
+                counter,
+                "rocketmq_proxy_undecodable_bodies",
+                "Messages whose body could not be decompressed and was delivered as it is stored.",
+                (),
+                [(UNDECODABLE.value,)],
+            ),
+            (
+                counter,
+                "sluicemq_background_failures",
+                "Failures of background jobs, by job.",
+                ("job",),
+                [*self._proxy.jobs.failures.copy().items()],
+            ),
+        ]
+
     def describe(self) -> "list[Metric]":
-        """Nothing: a registry would ask for all metrics else."""
+        """Return an empty list, so that registering this does not call `collect`."""
         return []

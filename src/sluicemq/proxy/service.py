@@ -1,16 +1,19 @@
-"""Calls of `apache.rocketmq.v2.MessagingService`: from their bytes to a talk, and to an answer.
+"""The dispatch of calls of `apache.rocketmq.v2.MessagingService` to conversations.
 
-    bytes -> request message -> who asks (metadata, signature) -> Talk -> answer messages -> bytes
+    bytes -> request message -> client and account (metadata, signature)
+          -> conversation -> response messages -> bytes
 
-A method is a generator `(client, request, call) -> answer`: one message, or all of those of a call
-that streams. It yields the requests for brokers; each is checked against the rights of the account
-that signed the call. What goes wrong is a status inside an ordinary answer, as the clients expect
-(spec/grpc.md §1): a StatusError as it says, what a broker refuses by the table of spec/grpc.md §2.
+Each method of the protocol is a generator `(client, request, call) -> response`. Its result is one
+message, or the list of all messages if the method streams its response. The generator yields the
+requests to brokers, and each request is checked against the permissions of the account that signed
+the call. An error becomes a status in an ordinary response, as clients expect (spec/grpc.md §1). A
+StatusError has its own status; a broker's response code is translated by the table of spec/grpc.md
+§2.
 
-Where both sides stream (`Dialogue`) there is such a talk for each message that comes, one after
-another, and its answers are sent without an end. There an error is the end of the call.
+In a bidirectional stream (`BidirectionalCall`), a conversation runs for each message that arrives,
+one after another, and the stream stays open after its responses. An error ends the call.
 
-In `server.table` stands which method is whose.
+`server.method_table` lists the methods.
 """
 
 import logging
@@ -23,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from sluicemq.acl.guard import Guard
 from sluicemq.acl.rules import Account
-from sluicemq.client.core import conversations as talks
+from sluicemq.client.core import conversations
 from sluicemq.clock import Clock
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import (
@@ -36,7 +39,7 @@ from sluicemq.errors import (
 )
 from sluicemq.net.grpc import MESSAGE_BYTES_MAX, Call, CallError, Handler, StatusCode
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import Answered, ConversationRun
+from sluicemq.proxy.backend import ConversationRunner, OnResponse
 from sluicemq.proxy.clients import Client, Clients
 from sluicemq.proxy.limits import Refusal, StatusError, check_shape
 from sluicemq.proxy.messages import Code
@@ -45,11 +48,15 @@ from sluicemq.wire.codes import ResponseCode
 log = logging.getLogger(__name__)
 
 PATH: Final = "/apache.rocketmq.v2.MessagingService/"
+"""The prefix of the path of each method."""
 AUTHORIZATION: Final = "authorization"
+"""The metadata key of the signature."""
 DATE_TIME: Final = "x-mq-date-time"
+"""The metadata key of the date that is part of the signature."""
 TELEMETRY_FAILED: Final = "process client telemetryCommand failed. "
+"""RocketMQ's prefix of each error that ends a telemetry stream."""
 
-_OF_BROKER: Final[Mapping[int, Code]] = {
+_CODE_BY_RESPONSE: Final[Mapping[int, Code]] = {
     ResponseCode.SUCCESS: Code.OK,
     ResponseCode.SYSTEM_BUSY: Code.TOO_MANY_REQUESTS,
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED: Code.NOT_IMPLEMENTED,
@@ -58,172 +65,203 @@ _OF_BROKER: Final[Mapping[int, Code]] = {
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: Code.CONSUMER_GROUP_NOT_FOUND,
     ResponseCode.TOPIC_NOT_EXIST: Code.TOPIC_NOT_FOUND,
     ResponseCode.NO_PERMISSION: Code.FORBIDDEN,
-    # RocketMQ's proxy calls these two INTERNAL_SERVER_ERROR. They are refused each time that the
-    # client tries again.
+    # RocketMQ's proxy returns INTERNAL_SERVER_ERROR for these two. But a retry cannot succeed.
     ResponseCode.MESSAGE_ILLEGAL: Code.BAD_REQUEST,
     ResponseCode.INVALID_PARAMETER: Code.BAD_REQUEST,
 }
 
 
-def status_of(error: Exception) -> m.Status:
-    """What a client is told of an error; of a bug only its kind."""
+def to_status(error: Exception) -> m.Status:
+    """Return the status that a client gets for an error.
+
+    An error that is not a SluiceError is a bug: it is logged, and the client gets only its class
+    name.
+    """
     code, text = Code.INTERNAL_SERVER_ERROR, str(error)
     if isinstance(error, StatusError):
         code = error.code
     elif isinstance(error, RequestError):
-        code, text = _OF_BROKER.get(error.code, code), error.remark
+        code, text = _CODE_BY_RESPONSE.get(error.code, code), error.remark
     elif isinstance(error, RouteNotFoundError):
         code, text = Code.TOPIC_NOT_FOUND, f"{Refusal.TOPIC_UNKNOWN.phrase}: {text}"
     elif isinstance(error, RequestTimeoutError | ConnectionLostError):
         code = Code.PROXY_TIMEOUT
     elif not isinstance(error, SluiceError):
-        log.error("a call failed", exc_info=error)
+        log.error("A call failed because of a bug in the proxy.", exc_info=error)
         text = type(error).__name__
     return m.Status(code=code, message=text)
 
 
-_OF_STATUS: Final[Mapping[int, StatusCode]] = {
+_GRPC_STATUS_BY_CODE: Final[Mapping[int, StatusCode]] = {
     Code.UNAUTHORIZED: StatusCode.UNAUTHENTICATED,
     Code.FORBIDDEN: StatusCode.PERMISSION_DENIED,
     Code.TOO_MANY_REQUESTS: StatusCode.RESOURCE_EXHAUSTED,
 }
 
 
-def end_of(error: Exception) -> CallError:
-    """Return the end of a call for an error: whose fault it is, and behind the text the code that
-    clients know."""
+def to_call_error(error: Exception) -> CallError:
+    """Return the gRPC error that ends a call because of `error`.
+
+    Its status says whether the client or the server caused the error. RocketMQ's code follows the
+    text in parentheses. A CallError is returned unchanged.
+    """
     if isinstance(error, CallError):
         return error
-    status = status_of(error)
-    is_theirs = Code.BAD_REQUEST <= status.code < Code.INTERNAL_ERROR
-    code = StatusCode.INVALID_ARGUMENT if is_theirs else StatusCode.INTERNAL
+    status = to_status(error)
+    is_client_error = Code.BAD_REQUEST <= status.code < Code.INTERNAL_ERROR
+    code = StatusCode.INVALID_ARGUMENT if is_client_error else StatusCode.INTERNAL
     text = f"{status.message} ({status.code:d} {Code(status.code).name})"
-    return CallError(_OF_STATUS.get(status.code, code), text)
+    return CallError(_GRPC_STATUS_BY_CODE.get(status.code, code), text)
 
 
-def end_of_telemetry(error: Exception) -> CallError:
-    """Return what ends a telemetry stream. It begins as RocketMQ's does, except where settings have
-    neither side, of which RocketMQ speaks without that beginning."""
-    end = end_of(error)
+def to_telemetry_error(error: Exception) -> CallError:
+    """Return the gRPC error that ends a telemetry stream because of `error`.
+
+    Its text begins with RocketMQ's prefix `TELEMETRY_FAILED`. Only the error for settings with
+    neither publishing nor subscription data has no prefix, as in RocketMQ.
+    """
+    end = to_call_error(error)
     if isinstance(error, StatusError) and error.refusal is Refusal.SETTINGS_EMPTY:
         return end
     return CallError(end.code, f"{TELEMETRY_FAILED}{end}")
 
 
 class Method(NamedTuple):
-    """A method, and its messages. `streams`: it answers with a list. `is_dialogue`: clients stream
-    too, and there is a talk for each message."""
+    """A method of the protocol, with the classes of its messages.
+
+    `streams_responses` means that the response is a stream. `is_bidirectional` means that the
+    client streams too, and that a conversation runs for each of its messages.
+    """
 
     request: type[Any]
     response: type[Any]
-    talk: Callable[..., talks.Conversation[Any]]
-    streams: bool = False
-    is_dialogue: bool = False
+    conversation: Callable[..., conversations.Conversation[Any]]
+    streams_responses: bool = False
+    is_bidirectional: bool = False
 
 
-WAITING_MAX: Final = 64
+PENDING_MESSAGES_MAX: Final = 64
+"""The maximum number of messages of one bidirectional stream that wait to be processed."""
 
 
-class Dialogue:
-    """A call in which both sides stream: the messages of the client one after another. It ends when
-    the client has said all, and all of that is done."""
+class BidirectionalCall:
+    """A bidirectional stream, whose messages are processed one after another.
 
-    __slots__ = ("_begin", "_call", "_is_busy", "_waiting", "_waiting_bytes")
+    The call ends when the client has half-closed it and all of its messages have been processed.
+    """
 
-    def __init__(self, call: Call, begin: Callable[[Callable[[Any], None], bytes], None]) -> None:
-        """`begin` sees to a message; it is given what to call with the answers, or an error."""
+    __slots__ = ("_call", "_is_running", "_pending", "_pending_bytes", "_start")
+
+    def __init__(self, call: Call, start: Callable[[Callable[[Any], None], bytes], None]) -> None:
+        """Process the messages of `call` with `start`.
+
+        `start` begins to process one message. It gets a callback for the list of responses or the
+        error, and the bytes of the message.
+        """
         self._call = call
-        self._begin = begin
-        self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = 0
-        self._is_busy = False
-        call.on_half_close = self._next
+        self._start = start
+        self._pending: deque[bytes] = deque()
+        self._pending_bytes = 0
+        self._is_running = False
+        call.on_half_close = self._start_next
 
-    def heard(self, data: bytes, call: Call) -> None:
-        """One more message. Raises CallError for one who says more than is listened to."""
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
-        if len(self._waiting) > WAITING_MAX or self._waiting_bytes > MESSAGE_BYTES_MAX:
+    def receive(self, data: bytes, call: Call) -> None:
+        """Process a message, or queue it while another one is being processed.
+
+        Raises CallError if more than `PENDING_MESSAGES_MAX` messages or `MESSAGE_BYTES_MAX` bytes
+        wait.
+        """
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        if len(self._pending) > PENDING_MESSAGES_MAX or self._pending_bytes > MESSAGE_BYTES_MAX:
             raise CallError(
                 StatusCode.RESOURCE_EXHAUSTED,
-                f"{len(self._waiting)} messages of {self._waiting_bytes} bytes wait to be looked at"
-                f", the limits are {WAITING_MAX} and {MESSAGE_BYTES_MAX}.",
+                f"{len(self._pending)} messages with {self._pending_bytes} bytes are waiting to be "
+                f"processed; the limits are {PENDING_MESSAGES_MAX} and {MESSAGE_BYTES_MAX}.",
             )
-        self._next()
+        self._start_next()
 
-    def _next(self) -> None:
-        if self._is_busy or self._call.is_closed:
+    def _start_next(self) -> None:
+        """Process the next message, or end the call after the last one of a half-closed stream."""
+        if self._is_running or self._call.is_closed:
             return
-        if self._waiting:
-            self._is_busy = True
-            data = self._waiting.popleft()
-            self._waiting_bytes -= len(data)
-            self._begin(self._done, data)
+        if self._pending:
+            self._is_running = True
+            data = self._pending.popleft()
+            self._pending_bytes -= len(data)
+            self._start(self._finish, data)
         elif self._call.is_half_closed:
             self._call.end()
 
-    def _done(self, result: Sequence[Any] | Exception) -> None:
-        self._is_busy = False
+    def _finish(self, result: Sequence[Any] | Exception) -> None:
+        """Send the responses to a message and start the next one, or end the call with an error."""
+        self._is_running = False
         if isinstance(result, Exception):
-            error = end_of_telemetry(result)
+            error = to_telemetry_error(result)
             self._call.end(error.code, str(error))
             return
-        for answer in result:
-            self._call.send(answer.SerializeToString())
-        self._next()
+        for response in result:
+            self._call.send(response.SerializeToString())
+        self._start_next()
 
 
-BOUNDS_MS: Final = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
-"""Those of RocketMQ's rocketmq_rpc_latency."""
+LATENCY_BOUNDS_MS: Final = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
+"""The bucket bounds of RocketMQ's metric rocketmq_rpc_latency, in milliseconds."""
 
 
-class Tally:
-    """What became of the calls of one method. A call that nobody waits for any more counts too, and
-    is in flight until its end. Latency includes the wait of a long poll."""
+class MethodStats:
+    """Counters for the calls of one method.
 
-    __slots__ = ("_counts", "begun", "codes", "latency_sum_ms")
+    A call that its client has cancelled is counted too, and is in flight until its conversation
+    ends. The latency includes the time of a long poll.
+    """
+
+    __slots__ = ("_counts", "count_by_status", "latency_sum_ms", "started_count")
 
     def __init__(self) -> None:
-        self.begun = 0
-        self.codes: Counter[int] = Counter()
-        """Ended calls by status; by the status of gRPC, below 0, where that was the answer."""
+        self.started_count = 0
+        self.count_by_status: Counter[int] = Counter()
+        """The number of ended calls by status code; a gRPC status is negative."""
         self.latency_sum_ms = 0.0
-        self._counts = [0] * (len(BOUNDS_MS) + 1)
+        self._counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 
-    def ended(self, code: int, age_s: float) -> None:
-        """HOT."""
+    def record_end(self, code: int, age_s: float) -> None:
+        """Count an ended call with its status and its age in seconds. HOT."""
         age_ms = age_s * 1000
-        self.codes[code] += 1
+        self.count_by_status[code] += 1
         self.latency_sum_ms += age_ms
-        self._counts[bisect_left(BOUNDS_MS, age_ms)] += 1
+        self._counts[bisect_left(LATENCY_BOUNDS_MS, age_ms)] += 1
 
     @property
-    def done(self) -> int:
+    def ended_count(self) -> int:
+        """The number of ended calls."""
         return sum(self._counts)
 
     @property
-    def in_flight(self) -> int:
-        return self.begun - self.done
+    def in_flight_count(self) -> int:
+        """The number of calls that have started and not ended."""
+        return self.started_count - self.ended_count
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper bound -> how many took no longer."""
-        bounds = [*(f"{bound:.1f}" for bound in BOUNDS_MS), "+Inf"]
+        """The cumulative latency histogram: pairs of an upper bound in ms and a number of calls."""
+        bounds = [*(f"{bound:.1f}" for bound in LATENCY_BOUNDS_MS), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
 
     @property
-    def by_name(self) -> dict[str, int]:
-        """Ended calls by the name of their status."""
-        return {_name(code): count for code, count in self.codes.copy().items()}
+    def count_by_status_name(self) -> dict[str, int]:
+        """The number of ended calls by the name of their status."""
+        return {_status_name(code): count for code, count in self.count_by_status.copy().items()}
 
 
-def _name(code: int) -> str:
+def _status_name(code: int) -> str:
+    """Return the name of a status code; a negative code is a gRPC status."""
     names: dict[int, str] = {it: it.name for it in Code}
     return f"grpc {StatusCode(-code).name}" if code < 0 else names.get(code, f"{code}")
 
 
-class Calls:
-    """Methods by path, for a `net.grpc.GrpcServer`."""
+class CallDispatcher:
+    """The handlers of all methods, for a `net.grpc.GrpcServer`."""
 
     def __init__(
         self, clients: Clients, guard: Guard | None, clock: Clock, limits: ProxyLimits
@@ -232,34 +270,42 @@ class Calls:
         self.guard = guard
         self._clock = clock
         self._limits = limits
-        self.tallies: dict[str, Tally] = {}
-        """By method; dialogues, which last as long as their clients, are not counted."""
+        self.stats_by_method: dict[str, MethodStats] = {}
+        """The counters of each method.
 
-    def methods(self, table: Mapping[str, Method]) -> dict[str, Handler]:
-        """Those of a table: name -> method, bound to its family."""
-        self.tallies = {name: Tally() for name, it in table.items() if not it.is_dialogue}
+        Bidirectional streams are not counted, because they last as long as their clients.
+        """
+
+    def bind_methods(self, table: Mapping[str, Method]) -> dict[str, Handler]:
+        """Return the handler of each method by path, and create their counters."""
+        self.stats_by_method = {
+            name: MethodStats() for name, it in table.items() if not it.is_bidirectional
+        }
         return {
-            PATH + name: partial(self._hear, method)
-            if method.is_dialogue
-            else partial(self._handle, method, self.tallies[name])
+            PATH + name: partial(self._start_bidirectional, method)
+            if method.is_bidirectional
+            else partial(self._handle_unary, method, self.stats_by_method[name])
             for name, method in table.items()
         }
 
-    def account(self, call: Call) -> Account | None:
-        """Return the account that signed a call; None for a caller who may do everything.
+    def authenticate(self, call: Call) -> Account | None:
+        """Return the account that signed a call, or None if the caller may do everything.
 
         The date of the signature is compared with the time at which the call began: a telemetry
-        stream lasts for days, and has the headers of its beginning. Raises StatusError if there is
-        no signature, if it is wrong, or if its date is too far away.
+        stream lasts for days, and keeps the headers of its beginning. Raises StatusError if the
+        signature is missing or wrong, or if its date differs by more than `ProxyLimits.date_s_max`.
         """
         if self.guard is None:
             return None
         headers, peer = call.headers, call.connection.peer
         began_ms = self._clock.now_ms() - int(call.age_s * 1000)
         verdict = self.guard.identify_call(
-            headers.get(AUTHORIZATION, ""), headers.get(DATE_TIME, ""), peer.remote.address,
-            now_ms=began_ms, age_s_max=self._limits.date_s_max,
-        )  # fmt: skip
+            headers.get(AUTHORIZATION, ""),
+            headers.get(DATE_TIME, ""),
+            peer.remote.address,
+            now_ms=began_ms,
+            age_s_max=self._limits.date_s_max,
+        )
         if not verdict.is_allowed:
             if not peer.is_trusted:
                 peer.count_refusal()
@@ -267,17 +313,22 @@ class Calls:
         peer.is_trusted = True
         return verdict.account
 
-    def _handle(self, method: Method, tally: Tally, data: bytes, call: Call) -> None:
-        tally.begun += 1
-        self._begin(method, call, partial(self._done, method, tally, call), data)
+    def _handle_unary(self, method: Method, stats: MethodStats, data: bytes, call: Call) -> None:
+        """Process a call that has one request message."""
+        stats.started_count += 1
+        self._start(method, call, partial(self._finish, method, stats, call), data)
 
-    def _hear(self, method: Method, data: bytes, call: Call) -> None:
-        """The first message of a call in which both sides stream."""
-        dialogue = Dialogue(call, partial(self._begin, method, call))
-        call.on_message = dialogue.heard
-        dialogue.heard(data, call)
+    def _start_bidirectional(self, method: Method, data: bytes, call: Call) -> None:
+        """Process the first message of a bidirectional stream."""
+        bidirectional = BidirectionalCall(call, partial(self._start, method, call))
+        call.on_message = bidirectional.receive
+        bidirectional.receive(data, call)
 
-    def _begin(self, method: Method, call: Call, done: Callable[[Any], None], data: bytes) -> None:
+    def _start(self, method: Method, call: Call, done: Callable[[Any], None], data: bytes) -> None:
+        """Decode a request message, authenticate it, and run the method's conversation.
+
+        `done` is called with the result or the error, possibly before this method returns.
+        """
         try:
             check_shape(data, has_bodies=method.request is m.SendMessageRequest)
         except StatusError as error:
@@ -285,35 +336,45 @@ class Calls:
             return
         try:
             request = method.request.FromString(data)
-        except Exception:  # noqa: BLE001 - protobuf has several
-            text = f"This is no {method.request.__name__}."
+        except Exception:  # noqa: BLE001 - protobuf raises several classes
+            text = f"The request is not a valid {method.request.__name__}."
             done(CallError(StatusCode.INVALID_ARGUMENT, text))
             return
         try:
-            account = self.account(call)
-            client = self.clients.of(call, "" if account is None else account.access_key)
+            account = self.authenticate(call)
+            client = self.clients.identify(call, "" if account is None else account.access_key)
         except StatusError as error:
             done(error)
             return
-        ConversationRun(
-            method.talk(client, request, call), partial(self.ask, client, account), done
+        ConversationRunner(
+            method.conversation(client, request, call),
+            partial(self.send_request, client, account),
+            done,
         )
 
-    def require(self, code: int, call: Call) -> None:
-        """Who signed a call has to have the rights for a request of this code. Raises CallError."""
+    def check_permission(self, code: int, call: Call) -> None:
+        """Raise CallError unless the account of the call may send requests with this code."""
         try:
-            account = self.account(call)
+            account = self.authenticate(call)
         except StatusError as error:
-            raise end_of(error) from error
+            raise to_call_error(error) from error
         if self.guard is not None:
             verdict = self.guard.check_for_account(account, code, {}, b"")
             if not verdict.is_allowed:
                 raise CallError(StatusCode.PERMISSION_DENIED, verdict.reason)
 
-    def ask(
-        self, client: Client, account: Account | None, call: talks.Call, answered: Answered
+    def send_request(
+        self,
+        client: Client,
+        account: Account | None,
+        call: conversations.Call,
+        on_response: OnResponse,
     ) -> None:
-        """A request of a client to a broker, if the account may make it."""
+        """Send a client's request to a broker, if the account has the permission for it.
+
+        `on_response` gets the response, a StatusError (FORBIDDEN) without the permission, or a
+        ProtocolError if the request is malformed.
+        """
         if self.guard is not None:
             command = call.command
             try:
@@ -321,25 +382,26 @@ class Calls:
                     account, command.code, command.fields or {}, bytes(command.body)
                 )
             except ProtocolError as error:
-                answered(error)
+                on_response(error)
                 return
             if not verdict.is_allowed:
-                answered(StatusError(Refusal.NOT_PERMITTED, verdict.reason))
+                on_response(StatusError(Refusal.NOT_PERMITTED, verdict.reason))
                 return
-        client.link.ask(call, answered)
+        client.session.send(call, on_response)
 
-    def _done(self, method: Method, tally: Tally, call: Call, result: Any) -> None:
+    def _finish(self, method: Method, stats: MethodStats, call: Call, result: Any) -> None:
+        """Count an ended call, and send its response or its gRPC error."""
         if isinstance(result, CallError):
-            tally.ended(-result.code, call.age_s)
+            stats.record_end(-result.code, call.age_s)
             call.end(result.code, str(result))
             return
         if isinstance(result, Exception):
-            result = method.response(status=status_of(result))
-            result = [result] if method.streams else result
-        if method.streams:
-            answers: Sequence[Any] = result
-            tally.ended(answers[0].status.code if answers else Code.OK, call.age_s)
-            call.reply_all([answer.SerializeToString() for answer in answers])
+            result = method.response(status=to_status(result))
+            result = [result] if method.streams_responses else result
+        if method.streams_responses:
+            responses: Sequence[Any] = result
+            stats.record_end(responses[0].status.code if responses else Code.OK, call.age_s)
+            call.reply_all([response.SerializeToString() for response in responses])
         else:
-            tally.ended(result.status.code, call.age_s)
+            stats.record_end(result.status.code, call.age_s)
             call.reply(result.SerializeToString())

@@ -1,17 +1,16 @@
-"""What a client says of itself, and what brokers ask of it: Telemetry, Heartbeat and
-NotifyClientTermination (spec/grpc.md §4).
+"""Telemetry, Heartbeat and NotifyClientTermination, and requests of brokers to clients.
 
-    settings   -> merged with what its group is told to do, echoed; the client is a member at once
-    Heartbeat  -> 34 to the master of each broker that has one of its topics: it stays a member
-    brokers ask -> a command on the telemetry stream -> the client's answer, by its nonce
+    settings         -> merged with the settings of its group and echoed; the client joins it
+    Heartbeat        -> HEART_BEAT (34) to the master of each broker that has one of its topics
+    broker's request -> a command on the telemetry stream -> the client's reply, by its nonce
 
-To brokers a producer is a member of a group for each of its topics, named like the topic, as
-RocketMQ's proxy has it; so contract, lanes, checks of transactions and what tools show are as for
-clients of remoting. Whoever is refused at its first settings is told so by the end of the stream,
-which makes the start of its application fail; afterwards by the status of its heartbeats.
+See spec/grpc.md §4. For brokers, a producer is a member of one producer group per topic, which has
+the topic's name, as in RocketMQ's proxy. Contract, lanes, transaction checks and tools therefore
+work as for remoting clients. If the first settings of a client are refused, the stream ends with
+the error, so that the application fails to start. Later, the status of its heartbeats is the error.
 
-What is put on a stream is never waited for: a command that is not answered in ANSWER_S is answered
-for the client. Checks of transactions want no answer, brokers ask again.
+Commands are sent without waiting. If a client does not reply within `CLIENT_REPLY_S`, the proxy
+responds to the broker instead. A transaction check needs no reply, because brokers repeat it.
 """
 
 import logging
@@ -22,7 +21,7 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.conversations import Call as Ask
+from sluicemq.client.core.conversations import Call as BrokerCall
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.transactions import parse_check_request
 from sluicemq.config.proxying import ProxyLimits
@@ -38,12 +37,12 @@ from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import Backend, masters_of
-from sluicemq.proxy.clients import OK, QUEUED_BYTES_MAX, Client, Clients, kind_of
-from sluicemq.proxy.convert import message_of
-from sluicemq.proxy.limits import Refusal, StatusError, group_of, topic_of
+from sluicemq.proxy.backend import Backend, master_addresses
+from sluicemq.proxy.clients import OK, QUEUED_BYTES_MAX, Client, Clients, client_type_name
+from sluicemq.proxy.convert import to_message
+from sluicemq.proxy.limits import Refusal, StatusError, checked_group, checked_topic
 from sluicemq.proxy.messages import ClientType, Code, FilterType
-from sluicemq.proxy.sending import transaction_id_of
+from sluicemq.proxy.sending import format_transaction_id
 from sluicemq.record.codec import decode_record
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -54,130 +53,160 @@ from sluicemq.wire.headers import GetConsumerRunningInfoRequest
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-TOPICS_MAX: Final = 4096
-"""Of a client."""
-BROKER_S: Final = 1.0
-"""For the heartbeat to a broker: a Java client waits 3 s for the answer to its settings."""
-ANSWER_S: Final = 4.0
-"""Looked at once a second: so tools, which wait for 5 s (spec/grpc.md §4), hear of it."""
-OPEN_MAX: Final = 1024
+TOPICS_PER_CLIENT_MAX: Final = 4096
+"""The maximum number of topics or subscriptions in the settings of a client."""
+BROKER_TIMEOUT_S: Final = 1.0
+"""The timeout of a heartbeat to a broker, in seconds.
+
+A Java client waits 3 s for the response to its settings.
+"""
+CLIENT_REPLY_S: Final = 4.0
+"""The time in seconds that a client has to reply to a command.
+
+It is checked once a second, so that tools, which wait for 5 s (spec/grpc.md §4), get a response.
+"""
+PENDING_COMMANDS_MAX: Final = 1024
+"""The maximum number of commands that wait for a reply."""
 
 INT_MAX: Final = (1 << 31) - 1
+"""The largest value of an int32 field."""
 
-CONSUMERS: Final[Mapping[int, str]] = {
+CONSUME_TYPES: Final[Mapping[int, str]] = {
     ClientType.PUSH_CONSUMER: bodies.CONSUME_PASSIVELY,
     ClientType.SIMPLE_CONSUMER: bodies.CONSUME_ACTIVELY,
     ClientType.PULL_CONSUMER: bodies.CONSUME_ACTIVELY,
 }
-_RESULTS: Final[Mapping[int, bodies.ConsumeResult]] = {
+"""The consume type in heartbeats by the client type of a consumer."""
+_RESULT_BY_CODE: Final[Mapping[int, bodies.ConsumeResult]] = {
     Code.OK: bodies.ConsumeResult.SUCCESS,
     Code.FAILED_TO_CONSUME_MESSAGE: bodies.ConsumeResult.LATER,
     Code.MESSAGE_CORRUPTED: bodies.ConsumeResult.NOTHING,
 }
+"""The result of direct consumption by the status code of the client's reply."""
 
-Answer = Callable[[Command], None]
+Respond = Callable[[Command], None]
+"""A function that sends a client's response to a broker."""
 
 
 # ---------------------------------------------------------------------------------------- settings
 
 
-def duration(ms: int) -> m.Duration:
-    """Of milliseconds."""
+def to_duration(ms: int) -> m.Duration:
+    """Return a duration of `ms` milliseconds."""
     return m.Duration(seconds=ms // 1000, nanos=ms % 1000 * 1_000_000)
 
 
-def backoff_of(group: GroupConfig) -> m.RetryPolicy:
-    """When a group's messages come again, and how often. What is wrong in its policy, which is an
-    administrator's JSON, counts as missing."""
-    said = group.retry_policy or {}
+def to_retry_policy(group: GroupConfig) -> m.RetryPolicy:
+    """Return the backoff and maximum number of attempts of a group, for its consumers.
+
+    The policy in the group's settings is JSON that an administrator wrote. Invalid values in it are
+    replaced by defaults.
+    """
+    stored = group.retry_policy or {}
     policy = m.RetryPolicy(max_attempts=min(max(1, group.retry_times_max + 1), INT_MAX))
-    if said.get("type") == "EXPONENTIAL":
-        found = _object(said, "exponentialRetryPolicy")
+    if stored.get("type") == "EXPONENTIAL":
+        found = _dict_or_empty(stored, "exponentialRetryPolicy")
         policy.exponential_backoff.CopyFrom(
             m.ExponentialBackoff(
-                initial=duration(_number(found.get("initial"), 5000)),
-                max=duration(_number(found.get("max"), 7_200_000)),
-                multiplier=_number(found.get("multiplier"), 2),
+                initial=to_duration(_int_or_default(found.get("initial"), 5000)),
+                max=to_duration(_int_or_default(found.get("max"), 7_200_000)),
+                multiplier=_int_or_default(found.get("multiplier"), 2),
             )
         )
     else:
-        times = _object(said, "customizedRetryPolicy").get("next")
-        known = [_number(it, 0) for it in times] if isinstance(times, list) else []
-        steps = [duration(it) for it in known or parse_delay_levels(DEFAULT_LEVELS)]
+        times = _dict_or_empty(stored, "customizedRetryPolicy").get("next")
+        known = [_int_or_default(it, 0) for it in times] if isinstance(times, list) else []
+        steps = [to_duration(it) for it in known or parse_delay_levels(DEFAULT_LEVELS)]
         policy.customized_backoff.CopyFrom(m.CustomizedBackoff(next=steps))
     return policy
 
 
-def _object(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _dict_or_empty(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the JSON object `value[name]`, or an empty one if it is missing or not an object."""
     found = value.get(name)
     return found if isinstance(found, dict) else {}
 
 
-def _number(value: Any, default: int) -> int:
+def _int_or_default(value: Any, default: int) -> int:
+    """Return `value` if it is an integer from 0 to 2^40 - 1, or else `default`."""
     return value if isinstance(value, int) and 0 <= value < 1 << 40 else default
 
 
-def merged(said: m.Settings, group: GroupConfig | None, limits: ProxyLimits) -> m.Settings:
-    """Return what a client is answered: what it said, unknown fields too, and what the server
-    decides by its limits and by the settings of the client's group."""
+def merge_settings(
+    client_settings: m.Settings, group: GroupConfig | None, limits: ProxyLimits
+) -> m.Settings:
+    """Return the settings that the server sends back to a client.
+
+    They are the client's own settings, including unknown fields, with the values that the server
+    decides by its limits and by the settings of the client's group. `group` None means defaults.
+    """
     settings = m.Settings()
-    settings.CopyFrom(said)
+    settings.CopyFrom(client_settings)
     settings.metric.CopyFrom(m.Metric(on=False))
     if settings.HasField("publishing"):
         backoff = m.ExponentialBackoff(
-            initial=duration(limits.backoff_ms_min),
-            max=duration(limits.backoff_ms_max),
+            initial=to_duration(limits.backoff_ms_min),
+            max=to_duration(limits.backoff_ms_max),
             multiplier=limits.backoff_multiplier,
         )
         policy = m.RetryPolicy(max_attempts=limits.attempts_max, exponential_backoff=backoff)
         settings.publishing.validate_message_type = limits.checks_type
         settings.publishing.max_body_size = limits.body_bytes_largest
     else:
-        group = group or GroupConfig(said.subscription.group.name)
-        policy = backoff_of(group)
+        group = group or GroupConfig(client_settings.subscription.group.name)
+        policy = to_retry_policy(group)
         settings.subscription.fifo = group.consume_message_orderly
         settings.subscription.receive_batch_size = limits.batch_size
-        settings.subscription.long_polling_timeout.CopyFrom(duration(limits.poll_ms_longest))
+        settings.subscription.long_polling_timeout.CopyFrom(to_duration(limits.poll_ms_longest))
     settings.backoff_policy.CopyFrom(policy)
     return settings
 
 
-def member_of(client_id: str, settings: m.Settings, now_ms: int) -> bodies.Heartbeat:
-    """A client as brokers are told it. Raises StatusError for settings that say what must not be:
-    names, types of clients, expressions of tags. SQL92 is the broker's to compile, which takes
-    its time for it; what does not compile is refused at the first receive."""
+def to_heartbeat(client_id: str, settings: m.Settings, now_ms: int) -> bodies.Heartbeat:
+    """Return the heartbeat by which brokers know a client with these settings.
+
+    `now_ms` is the version of its subscriptions. An SQL92 expression is not compiled here, because
+    the broker limits the time for that; the first receive fails if it is invalid. Raises
+    StatusError for invalid names, client types or tag expressions.
+    """
     if settings.HasField("publishing"):
-        topics = dict.fromkeys(topic_of(it) for it in _few(settings.publishing.topics))
+        topics = dict.fromkeys(
+            checked_topic(it) for it in _checked_count(settings.publishing.topics)
+        )
         return bodies.Heartbeat(client_id, tuple(topics))
     if not settings.HasField("subscription"):
         raise StatusError(
             Refusal.SETTINGS_EMPTY, "name what the client publishes or subscribes to."
         )
-    kind = CONSUMERS.get(settings.client_type)
+    kind = CONSUME_TYPES.get(settings.client_type)
     if kind is None:
         raise StatusError(
             Refusal.CLIENT_TYPE,
-            f"use one of {', '.join(m.ClientType(kind).name for kind in CONSUMERS)}.",
-            kind=kind_of(settings),
+            f"use one of {', '.join(m.ClientType(kind).name for kind in CONSUME_TYPES)}.",
+            kind=client_type_name(settings),
         )
-    group = group_of(settings.subscription.group)
-    found = [_subscription(it, now_ms) for it in _few(settings.subscription.subscriptions)]
+    group = checked_group(settings.subscription.group)
+    found = [
+        _subscription(it, now_ms) for it in _checked_count(settings.subscription.subscriptions)
+    ]
     consumer = bodies.ConsumerData(group, kind, subscriptions=tuple(found))
     return bodies.Heartbeat(client_id, (), (consumer,))
 
 
-def _few(found: Collection[T]) -> Collection[T]:
-    if len(found) > TOPICS_MAX:
+def _checked_count(found: Collection[T]) -> Collection[T]:
+    """Return the collection. Raises StatusError for more than `TOPICS_PER_CLIENT_MAX` items."""
+    if len(found) > TOPICS_PER_CLIENT_MAX:
         raise StatusError(
             Refusal.SETTINGS_TOO_MANY,
-            f"The settings name {len(found)} topics, the limit is {TOPICS_MAX}.",
+            f"The settings name {len(found)} topics, the limit is {TOPICS_PER_CLIENT_MAX}.",
             fix="Use several clients.",
         )
     return found
 
 
 def _subscription(entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
-    topic, expression = topic_of(entry.topic), entry.expression.expression
+    """Return the subscription of an entry in the settings. Raises StatusError."""
+    topic, expression = checked_topic(entry.topic), entry.expression.expression
     if entry.expression.type == FilterType.SQL:
         return Subscription(topic, expression, SQL92, version=now_ms)
     try:
@@ -186,259 +215,336 @@ def _subscription(entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
         raise StatusError(Refusal.FILTER_OF_SETTINGS, str(error)) from error
 
 
-def _topics(member: bodies.Heartbeat) -> Iterator[str]:
-    yield from member.producer_groups
-    for consumer in member.consumers:
+def _topics(heartbeat: bodies.Heartbeat) -> Iterator[str]:
+    """Yield the topics that a client sends to or has subscribed to."""
+    yield from heartbeat.producer_groups
+    for consumer in heartbeat.consumers:
         yield from (it.topic for it in consumer.subscriptions)
 
 
-# -------------------------------------------------------------------------------------- the family
+# ------------------------------------------------------------------------------------- the service
 
 
 @dataclass(slots=True)
-class Question:
-    """What a client was asked, and who waits for it."""
+class PendingCommand:
+    """A command that was sent to a client, and what to do with its reply.
+
+    `on_reply` is called with the reply; `respond` sends a response to the broker if there is none.
+    """
 
     client: Client
-    said: Callable[[m.TelemetryCommand], None]
-    answer: Answer
-    asked_s: float
+    on_reply: Callable[[m.TelemetryCommand], None]
+    respond: Respond
+    sent_s: float
 
 
 class Telemetry:
-    """Telemetry, Heartbeat and NotifyClientTermination; and what brokers ask."""
+    """The service object of Telemetry, Heartbeat and NotifyClientTermination.
+
+    It also handles the requests that brokers send to clients.
+    """
 
     def __init__(self, backend: Backend, clients: Clients, limits: ProxyLimits) -> None:
         self._backend = backend
         self._clients = clients
         self._limits = limits
-        self._open: dict[str, Question] = {}  # by nonce, the oldest first
+        self._pending: dict[str, PendingCommand] = {}  # by nonce, the oldest first
         self._nonces = count(1)
-        clients.on_asked = self.asked
+        clients.on_broker_request = self.handle_broker_request
 
     def run(self) -> None:
-        """Once a second: what was not answered in time is answered for the client."""
-        late_s = self._backend.clock.monotonic_s() - ANSWER_S
-        for nonce, question in list(self._open.items()):
-            if question.asked_s > late_s:
-                break
-            del self._open[nonce]
-            question.answer(_unanswered(question.client))
+        """Respond to brokers for clients that have not replied within `CLIENT_REPLY_S`.
 
-    # ------------------------------------------------------------------------ what clients say
+        Called once a second.
+        """
+        late_s = self._backend.clock.monotonic_s() - CLIENT_REPLY_S
+        for nonce, pending in list(self._pending.items()):
+            if pending.sent_s > late_s:
+                break
+            del self._pending[nonce]
+            pending.respond(_unanswered_response(pending.client))
+
+    # ------------------------------------------------------------------------ calls of clients
 
     def telemetry(
-        self, client: Client, said: m.TelemetryCommand, call: Call
+        self, client: Client, message: m.TelemetryCommand, call: Call
     ) -> Conversation[Sequence[m.TelemetryCommand]]:
-        """One message of a stream. Raises StatusError, which ends it."""
-        if not said.HasField("settings"):
+        """Serve one message of a Telemetry stream, and return the commands to send back.
+
+        Settings are merged and returned, and the client joins its groups. A reply to a command is
+        passed on to the broker. Raises StatusError, which ends the stream.
+        """
+        if not message.HasField("settings"):
             if call not in client.streams:
                 raise StatusError(
-                    Refusal.SETTINGS_MISSING, "A stream begins with the client's settings."
+                    Refusal.SETTINGS_MISSING,
+                    "A stream begins with the client's settings. Send them first.",
                 )
-            self._answered(client, said)
+            self._handle_reply(client, message)
             return ()
         if call.connection.queued_bytes > QUEUED_BYTES_MAX:
-            raise StatusError(Refusal.ANSWERS_NOT_TAKEN, "The client does not take its answers.")
-        member = member_of(client.id, said.settings, self._backend.clock.now_ms())
-        client.spoke(call)
+            raise StatusError(
+                Refusal.ANSWERS_NOT_TAKEN,
+                "The client does not read its responses. Read from the stream.",
+            )
+        heartbeat = to_heartbeat(client.id, message.settings, self._backend.clock.now_ms())
+        client.use_stream(call)
         group = None
-        for consumer in member.consumers:
-            group = yield from self._backend.group(consumer.group)
-        before, client.member = client.member, member
-        client.settings = settings = merged(said.settings, group, self._limits)
+        for consumer in heartbeat.consumers:
+            group = yield from self._backend.fetch_group_config(consumer.group)
+        before, client.heartbeat = client.heartbeat, heartbeat
+        client.settings = settings = merge_settings(message.settings, group, self._limits)
         status = OK
         try:
             if before is not None:
-                yield from self._leave(client, before, member)
-            yield from self._join(client, member)
+                yield from self._leave_groups(client, before, heartbeat)
+            yield from self._send_heartbeat(client, heartbeat)
         except (StatusError, PermissionDeniedError) as error:
             if before is None:
                 raise
             status = m.Status(code=Code.FORBIDDEN, message=str(error))
-        except SluiceError as error:  # the next heartbeat tries again
-            log.info("client %s is no member yet: %s", client.id, error)
+        except SluiceError as error:  # the next heartbeat retries
+            log.info("Client %s has not joined its groups yet: %s", client.id, error)
         return (m.TelemetryCommand(status=status, settings=settings),)
 
     def heartbeat(
         self, client: Client, request: m.HeartbeatRequest, call: Call
     ) -> Conversation[m.HeartbeatResponse]:
-        """Raises StatusError (UNRECOGNIZED_CLIENT_TYPE) when its settings are not known: then the
-        client says them again."""
-        yield from self._join(client, _known(client))
+        """Serve Heartbeat: renew the client's membership of its groups at brokers.
+
+        Raises StatusError (UNRECOGNIZED_CLIENT_TYPE) if the client has not sent its settings; it
+        then sends them again. Also raises it if a broker refuses the client, and SluiceError if all
+        brokers fail.
+        """
+        yield from self._send_heartbeat(client, _known_heartbeat(client))
         return m.HeartbeatResponse(status=OK)
 
     def notify_client_termination(
         self, client: Client, request: m.NotifyClientTerminationRequest, call: Call
     ) -> Conversation[m.NotifyClientTerminationResponse]:
-        """It leaves its groups. Raises StatusError as `heartbeat` does."""
-        yield from self._leave(client, _known(client))
-        self._clients.end(client)
+        """Serve NotifyClientTermination: remove the client from its groups and from the proxy.
+
+        Raises StatusError if the client has not sent its settings.
+        """
+        yield from self._leave_groups(client, _known_heartbeat(client))
+        self._clients.remove(client)
         return m.NotifyClientTerminationResponse(status=OK)
 
-    def _brokers(self, member: bodies.Heartbeat) -> Conversation[list[str]]:
-        """The masters that have one of its topics. Topics that do not exist (yet) have none."""
+    def _broker_addresses(self, heartbeat: bodies.Heartbeat) -> Conversation[list[str]]:
+        """Return the addresses of the masters that have a topic of the client.
+
+        A topic that does not exist (yet) has none.
+        """
         found = dict[str, str]()
-        for topic in _topics(member):
+        for topic in _topics(heartbeat):
             with suppress(RouteNotFoundError):
-                found |= masters_of((yield from self._backend.route(topic)))
+                found |= master_addresses((yield from self._backend.fetch_route(topic)))
         return list(found.values())
 
-    def _join(self, client: Client, member: bodies.Heartbeat) -> Conversation[None]:
-        """Its heartbeat to its brokers. Raises StatusError and PermissionDeniedError when one
-        refuses it; when none takes it, what went wrong."""
-        wrong: SluiceError | None = None
+    def _send_heartbeat(self, client: Client, heartbeat: bodies.Heartbeat) -> Conversation[None]:
+        """Send a heartbeat to the brokers of a client's topics.
+
+        Raises StatusError or PermissionDeniedError if a broker refuses the client. Other errors are
+        raised only if no broker accepts the heartbeat.
+        """
+        failure: SluiceError | None = None
         is_member = False
-        for address in (yield from self._brokers(member)):
-            command = requests.heartbeat(member)
+        for address in (yield from self._broker_addresses(heartbeat)):
+            command = requests.heartbeat(heartbeat)
             command.language, command.version = client.wire_language, client.wire_version
             try:
-                requests.expect_success((yield Ask(address, command, BROKER_S)), address)
+                requests.expect_success(
+                    (yield BrokerCall(address, command, BROKER_TIMEOUT_S)), address
+                )
                 is_member = True
             except (StatusError, PermissionDeniedError):
                 raise
             except SluiceError as error:
-                wrong = error
-        if wrong is not None and not is_member:
-            raise wrong
+                failure = error
+        if failure is not None and not is_member:
+            raise failure
 
-    def _leave(
-        self, client: Client, member: bodies.Heartbeat, now: bodies.Heartbeat | None = None
+    def _leave_groups(
+        self, client: Client, heartbeat: bodies.Heartbeat, now: bodies.Heartbeat | None = None
     ) -> Conversation[None]:
-        """Takes it out of the groups that it is not in `now`. A broker that cannot be reached finds
-        out by itself."""
-        stays = now or bodies.Heartbeat(client.id)
-        kept = {it.group for it in stays.consumers}
+        """Remove a client from the groups in its heartbeat, except those in the heartbeat `now`.
+
+        Errors are ignored: a broker that is not reachable removes the client by itself later.
+        """
+        remaining = now or bodies.Heartbeat(client.id)
+        remaining_groups = {it.group for it in remaining.consumers}
         left = [
-            {"producer": it} for it in member.producer_groups if it not in stays.producer_groups
+            {"producer": it}
+            for it in heartbeat.producer_groups
+            if it not in remaining.producer_groups
         ]
-        left += [{"consumer": it.group} for it in member.consumers if it.group not in kept]
-        for address in (yield from self._brokers(member)) if left else ():
+        left += [
+            {"consumer": it.group} for it in heartbeat.consumers if it.group not in remaining_groups
+        ]
+        for address in (yield from self._broker_addresses(heartbeat)) if left else ():
             for group in left:
                 with suppress(SluiceError):
-                    yield Ask(address, requests.unregister(client.id, **group), BROKER_S)
+                    yield BrokerCall(
+                        address, requests.unregister(client.id, **group), BROKER_TIMEOUT_S
+                    )
 
-    # ----------------------------------------------------------------------- what brokers ask
+    # ------------------------------------------------------------ requests of brokers to clients
 
-    def asked(self, client: Client, command: Command, answer: Answer) -> None:
-        """A request of a broker to a client. Two kinds need nothing. Who else is in its group (40)
-        is nothing to a client that is given all of each broker. Offsets that were reset (220) lie
-        with the broker, where the next receive looks at them; a client keeps none."""
-        ask = _ASKED.get(command.code)
+    def handle_broker_request(self, client: Client, command: Command, respond: Respond) -> None:
+        """Handle a request that a broker sends to a client.
+
+        NOTIFY_CONSUMER_IDS_CHANGED (40) and RESET_CONSUMER_CLIENT_OFFSET (220) have no effect: a
+        client receives from all queues of a broker, and the broker itself applies offsets that were
+        reset.
+        """
+        handle = _BROKER_REQUESTS.get(command.code)
         try:
-            if ask is not None:
-                ask(self, client, command, answer)
+            if handle is not None:
+                handle(self, client, command, respond)
             elif not command.is_oneway:
-                answer(Command(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=NOT_ASKED))
+                respond(Command(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=UNSUPPORTED_REMARK))
         except SluiceError as error:
-            log.warning("a broker asks client %s oddly (%d): %s", client.id, command.code, error)
+            log.warning(
+                "Invalid request of a broker to client %s (code %d): %s",
+                client.id,
+                command.code,
+                error,
+            )
             if not command.is_oneway:
-                answer(Command(ResponseCode.SYSTEM_ERROR, remark=str(error)))
+                respond(Command(ResponseCode.SYSTEM_ERROR, remark=str(error)))
 
-    def _check_transaction(self, client: Client, command: Command, answer: Answer) -> None:
-        """39. A client that has no stream now is asked again, or another one is."""
-        asked = parse_check_request(command)
-        client.tell(
+    def _check_transaction(self, client: Client, command: Command, respond: Respond) -> None:
+        """Handle CHECK_TRANSACTION_STATE (39): send the check to the client.
+
+        If the client has no stream now, the broker repeats the check with it or another producer.
+        """
+        check = parse_check_request(command)
+        client.send_command(
             m.TelemetryCommand(
                 recover_orphaned_transaction_command=m.RecoverOrphanedTransactionCommand(
-                    message=message_of(asked.message),
-                    transaction_id=transaction_id_of(asked.location),
+                    message=to_message(check.message),
+                    transaction_id=format_transaction_id(check.location),
                 )
             )
         )
 
-    def _running_info(self, client: Client, command: Command, answer: Answer) -> None:
-        """307. What the client has said is known here; for stacks of threads it is asked."""
+    def _request_running_info(self, client: Client, command: Command, respond: Respond) -> None:
+        """Handle GET_CONSUMER_RUNNING_INFO (307): respond from the client's settings.
+
+        Only if thread stacks are requested, the client is asked for them.
+        """
         header = decode_header(GetConsumerRunningInfoRequest, command.fields)
 
-        def inform(said: m.TelemetryCommand | None) -> None:
-            stack = None if said is None else said.thread_stack_trace.thread_stack_trace
-            info = running_info(client, header.group, stack)
-            answer(Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(info)))
+        def send_info(reply: m.TelemetryCommand | None) -> None:
+            stack = None if reply is None else reply.thread_stack_trace.thread_stack_trace
+            info = to_running_info(client, header.group, stack)
+            respond(Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(info)))
 
         if not header.stack_enable:
-            inform(None)
+            send_info(None)
             return
-        self._ask(
-            client, answer, inform,
+        self._send_to_client(
+            client,
+            respond,
+            send_info,
             lambda nonce: m.TelemetryCommand(
                 print_thread_stack_trace_command=m.PrintThreadStackTraceCommand(nonce=nonce)
             ),
-        )  # fmt: skip
+        )
 
-    def _verify(self, client: Client, command: Command, answer: Answer) -> None:
-        """309: the client handles this message now."""
-        message = message_of(decode_record(command.body))
+    def _request_direct_consumption(
+        self, client: Client, command: Command, respond: Respond
+    ) -> None:
+        """Handle CONSUME_MESSAGE_DIRECTLY (309): let the client process a message now."""
+        message = to_message(decode_record(command.body))
         began_s = self._backend.clock.monotonic_s()
 
-        def report(said: m.TelemetryCommand) -> None:
-            code = said.status.code
+        def send_result(reply: m.TelemetryCommand) -> None:
+            code = reply.status.code
             result = bodies.DirectResult(
-                _RESULTS.get(code, bodies.ConsumeResult.EXCEPTION),
-                said.status.message or f"status {code}",
+                _RESULT_BY_CODE.get(code, bodies.ConsumeResult.EXCEPTION),
+                reply.status.message or f"status {code}",
                 int((self._backend.clock.monotonic_s() - began_s) * 1000),
                 client.settings is not None and client.settings.subscription.fifo,
             )
-            answer(Command(ResponseCode.SUCCESS, body=bodies.encode_direct_result(result)))
+            respond(Command(ResponseCode.SUCCESS, body=bodies.encode_direct_result(result)))
 
-        self._ask(
-            client, answer, report,
+        self._send_to_client(
+            client,
+            respond,
+            send_result,
             lambda nonce: m.TelemetryCommand(
                 verify_message_command=m.VerifyMessageCommand(nonce=nonce, message=message)
             ),
-        )  # fmt: skip
+        )
 
-    def _ask(
+    def _send_to_client(
         self,
         client: Client,
-        answer: Answer,
-        said: Callable[[m.TelemetryCommand], None],
+        respond: Respond,
+        on_reply: Callable[[m.TelemetryCommand], None],
         command: Callable[[str], m.TelemetryCommand],
     ) -> None:
-        """Asks a client; either `said` gets what it says, or `answer` an error."""
+        """Send a command to a client, and wait for its reply.
+
+        `command` creates the command for a nonce. Later, `on_reply` gets the reply, or `respond` an
+        error.
+        """
         nonce = f"{next(self._nonces)}"
-        if len(self._open) >= OPEN_MAX or not client.tell(command(nonce)):
-            answer(_unanswered(client))
+        if len(self._pending) >= PENDING_COMMANDS_MAX or not client.send_command(command(nonce)):
+            respond(_unanswered_response(client))
             return
-        self._open[nonce] = Question(client, said, answer, self._backend.clock.monotonic_s())
-
-    def _answered(self, client: Client, said: m.TelemetryCommand) -> None:
-        """What nobody waits for (any more) is dropped, as are commands of newer clients."""
-        nonce = said.thread_stack_trace.nonce or said.verify_message_result.nonce
-        question = self._open.get(nonce)
-        if question is not None and question.client is client:
-            del self._open[nonce]
-            question.said(said)
-
-
-_ASKED: Final[Mapping[int, Callable[[Telemetry, Client, Command, Answer], None]]] = {
-    RequestCode.CHECK_TRANSACTION_STATE: Telemetry._check_transaction,
-    RequestCode.GET_CONSUMER_RUNNING_INFO: Telemetry._running_info,
-    RequestCode.CONSUME_MESSAGE_DIRECTLY: Telemetry._verify,
-}
-NOT_ASKED: Final = "This is not asked of clients of gRPC."
-
-
-def _known(client: Client) -> bodies.Heartbeat:
-    """Raises StatusError when its settings are not known."""
-    if client.member is None:
-        raise StatusError(
-            Refusal.SETTINGS_UNKNOWN, f"client {client.id} has to send its settings first."
+        self._pending[nonce] = PendingCommand(
+            client, on_reply, respond, self._backend.clock.monotonic_s()
         )
-    return client.member
+
+    def _handle_reply(self, client: Client, reply: m.TelemetryCommand) -> None:
+        """Pass on a client's reply to a command.
+
+        A reply that is unknown or too late is dropped, as are commands of newer clients.
+        """
+        nonce = reply.thread_stack_trace.nonce or reply.verify_message_result.nonce
+        pending = self._pending.get(nonce)
+        if pending is not None and pending.client is client:
+            del self._pending[nonce]
+            pending.on_reply(reply)
 
 
-def _unanswered(client: Client) -> Command:
+_BROKER_REQUESTS: Final[Mapping[int, Callable[[Telemetry, Client, Command, Respond], None]]] = {
+    RequestCode.CHECK_TRANSACTION_STATE: Telemetry._check_transaction,
+    RequestCode.GET_CONSUMER_RUNNING_INFO: Telemetry._request_running_info,
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: Telemetry._request_direct_consumption,
+}
+UNSUPPORTED_REMARK: Final = "This request is not supported by gRPC clients."
+"""The remark of the response to a broker's request that gRPC clients cannot handle."""
+
+
+def _known_heartbeat(client: Client) -> bodies.Heartbeat:
+    """Return the heartbeat of a client. Raises StatusError if it has not sent its settings."""
+    if client.heartbeat is None:
+        raise StatusError(
+            Refusal.SETTINGS_UNKNOWN,
+            f"client {client.id} has not sent its settings. Send them first.",
+        )
+    return client.heartbeat
+
+
+def _unanswered_response(client: Client) -> Command:
+    """Return the response to a broker for a client that does not reply."""
     return Command(
         ResponseCode.SYSTEM_BUSY,
-        remark=f"Client {client.id} has no telemetry stream, or does not answer: {ANSWER_S:g} s.",
+        remark=f"Client {client.id} has no telemetry stream, or did not reply within "
+        f"{CLIENT_REPLY_S:g} s.",
     )
 
 
-def running_info(client: Client, group: str, stack: str | None) -> bodies.RunningInfo:
-    """What is known of a client, in the form of one of remoting."""
-    info, member = client.info, client.member or bodies.Heartbeat(client.id)
-    consumers = [it for it in member.consumers if it.group == group]
+def to_running_info(client: Client, group: str, stack: str | None) -> bodies.RunningInfo:
+    """Return what the proxy knows of a client as the running info of a remoting client.
+
+    `stack` is the text of its thread stacks, or None.
+    """
+    info, heartbeat = client.info, client.heartbeat or bodies.Heartbeat(client.id)
+    consumers = [it for it in heartbeat.consumers if it.group == group]
     settings = client.settings or m.Settings()
     properties = {
         "PROP_CONSUME_TYPE": consumers[0].consume_type if consumers else "",

@@ -258,9 +258,9 @@ class Servers:
         self.brokers[name] = broker
         self._ports[name] = broker.port
         if self._has_proxies:
-            from sluicemq.proxy.local import proxy_of  # noqa: PLC0415 - protobuf may be missing
+            from sluicemq.proxy.local import make_local_proxy  # noqa: PLC0415 - protobuf may be missing
 
-            proxy = self.proxies[name] = proxy_of(broker)
+            proxy = self.proxies[name] = make_local_proxy(broker)
             await proxy.start(HOST, self._proxy_ports.get(name, 0))
             self._proxy_ports[name] = proxy.port
         return broker

@@ -249,7 +249,7 @@ async def test_members_that_came_to_a_proxy_are_shown_as_such(
             await browser.enter()
             assert '<td data-label="Protocol">Remoting</td>' in (await browser.get(page)).text
             clients = [{"client_id": member.client_id, "group": "late"}]
-            monkeypatch.setattr(groups, "proxy_status", lambda *_given: {"clients": clients})
+            monkeypatch.setattr(groups, "fetch_proxy_status", lambda *_given: {"clients": clients})
             assert f"gRPC</span> <code>{at}</code>" in (await browser.get(page)).text
             monkeypatch.undo()
             browser.console.proxies = ("127.0.0.1:1",)

@@ -49,7 +49,7 @@ def test_a_client_has_a_language_and_a_version(
     async def scene(proxy: Proxied) -> None:
         headers = {"x-mq-language": language, "x-mq-client-version": version}
         await proxy.speaker("c", **headers).ask("QueryRoute", ROUTE)
-        client = proxy.service.clients.by_id["c"]
+        client = proxy.dispatcher.clients.by_id["c"]
         assert (client.wire_language, client.wire_version) == (shown, number)
 
     run(scene)
@@ -58,33 +58,33 @@ def test_a_client_has_a_language_and_a_version(
 def test_clients_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(proxy: Proxied) -> None:
         monkeypatch.setattr(module, "CLIENTS_MAX", 3)
-        monkeypatch.setattr(module, "CLIENTS_A_CONNECTION_MAX", 2)
+        monkeypatch.setattr(module, "CLIENTS_PER_CONNECTION_MAX", 2)
         first, second = proxy.speaker("a"), proxy.speaker("c")
         for client_id in ("a", "b", "d"):
             first.headers["x-mq-client-id"] = client_id
             answer = await first.ask("QueryRoute", ROUTE)
         assert answer.status.code == Code.TOO_MANY_REQUESTS
         await second.ask("QueryRoute", ROUTE)
-        assert sorted(proxy.service.clients.by_id) == ["a", "b", "c"]
+        assert sorted(proxy.dispatcher.clients.by_id) == ["a", "b", "c"]
         answer = await proxy.speaker("e").ask("QueryRoute", ROUTE)
         assert answer.status.code == Code.TOO_MANY_REQUESTS
         first.close()
-        assert list(proxy.service.clients.by_id) == ["c"]
+        assert list(proxy.dispatcher.clients.by_id) == ["c"]
 
     run(scene)
 
 
 def test_a_client_is_its_accounts_who_may_change_its_key() -> None:
     async def scene(proxy: Proxied) -> None:
-        clients = proxy.service.clients
+        clients = proxy.dispatcher.clients
         first, second = (proxy.speaker("c").call("QueryRoute", ROUTE) for _ in range(2))
-        clients.end(clients.by_id["c"])
-        client = clients.of(first, "alice")  # type: ignore[arg-type]
-        with pytest.raises(StatusError, match="another account's") as caught:
-            clients.of(second, "mallory")  # type: ignore[arg-type]
+        clients.remove(clients.by_id["c"])
+        client = clients.identify(first, "alice")  # type: ignore[arg-type]
+        with pytest.raises(StatusError, match="used by another account") as caught:
+            clients.identify(second, "mallory")  # type: ignore[arg-type]
         assert caught.value.code == Code.FORBIDDEN
-        clients.of(first, "alice-2")  # type: ignore[arg-type]
-        assert clients.of(second, "alice-2") is client  # type: ignore[arg-type]
+        clients.identify(first, "alice-2")  # type: ignore[arg-type]
+        assert clients.identify(second, "alice-2") is client  # type: ignore[arg-type]
 
     run(scene)
 
@@ -101,13 +101,13 @@ def test_the_stream_that_spoke_last_counts_and_the_oldest_ends() -> None:
     async def scene(proxy: Proxied) -> None:
         speaker = proxy.speaker("c")
         streams = [speaker.call("Telemetry", settings("g"), None) for _ in range(5)]
-        client = proxy.service.clients.by_id["c"]
+        client = proxy.dispatcher.clients.by_id["c"]
         assert (await streams[0].ended)[0] == StatusCode.RESOURCE_EXHAUSTED
-        assert client.telemetry is streams[4]
+        assert client.command_stream is streams[4]
         speaker.say(streams[2], settings("g"))
-        assert client.telemetry is streams[2]
+        assert client.command_stream is streams[2]
         streams[2].lose()
-        assert client.telemetry is streams[4]
+        assert client.command_stream is streams[4]
 
     run(scene)
 
@@ -119,7 +119,7 @@ def test_the_inventory_says_who_is_there() -> None:
         await proxy.speaker("b").ask("QueryRoute", ROUTE)
         speaker.call("Telemetry", settings("g"), None)
         await speaker.ask("Heartbeat", m.HeartbeatRequest())
-        silent, told = proxy.service.clients.inventory()
+        silent, told = proxy.dispatcher.clients.list_clients()
         assert (silent.client_id, silent.kind, silent.group, silent.topics) == ("b", "", "", {})
         assert (told.client_id, told.kind) == ("c", "SIMPLE_CONSUMER")
         assert (told.language, told.version) == ("JAVA", "5.0.8")
@@ -136,7 +136,7 @@ def test_clients_are_told_to_go_elsewhere_before_their_streams_end() -> None:
         speaker = proxy.speaker("c")
         stream = speaker.call("Telemetry", settings("g"), None)
         await speaker.ask("Heartbeat", m.HeartbeatRequest())
-        clients = proxy.service.clients
+        clients = proxy.dispatcher.clients
         clients.reconnect_all()
         assert stream.answers[-1].WhichOneof("command") == "reconnect_endpoints_command"
         clients.drain()

@@ -22,8 +22,14 @@ from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import GroupConfig, TopicRoute
 from sluicemq.net.grpc import call_unary
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import ConversationRun, Link, OnRequest
-from sluicemq.proxy.cluster import FRESH_S, GONE_S, ClusterBackend, Disagreements, stand_alone
+from sluicemq.proxy.backend import ClientSession, ConversationRunner, OnRequest
+from sluicemq.proxy.cluster import (
+    FRESHNESS_S,
+    MISSING_ROUTE_GRACE_S,
+    ClusterBackend,
+    SubscriptionConflicts,
+    serve_cluster_proxy,
+)
 from sluicemq.proxy.messages import Code, MessageType
 from sluicemq.proxy.service import PATH
 from sluicemq.testing.embedded import embedded
@@ -38,11 +44,15 @@ HOME = Host("127.0.0.1", 1)
 ROUTE = m.QueryRouteRequest(topic=m.Resource(name="orders"))
 
 
-def link_of(proxy: Proxied, on_request: OnRequest = lambda _command, _answer: None) -> Link:
-    return proxy.backend.link(HOME, HOME, on_request)
+def link_of(
+    proxy: Proxied, on_request: OnRequest = lambda _command, _answer: None
+) -> ClientSession:
+    return proxy.backend.open_session(HOME, HOME, on_request)
 
 
-async def asked(link: Link, address: str, command: Command, timeout_s: float = 5.0) -> Command:
+async def asked(
+    link: ClientSession, address: str, command: Command, timeout_s: float = 5.0
+) -> Command:
     """The answer that a client of the proxy gets. Raises what it is told."""
     future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
 
@@ -52,14 +62,14 @@ async def asked(link: Link, address: str, command: Command, timeout_s: float = 5
         else:
             future.set_result(answer)
 
-    link.ask(Call(address, command, timeout_s), answered)
+    link.send(Call(address, command, timeout_s), answered)
     return await future
 
 
 async def told(talk: Conversation[Any]) -> Any:
     """The result of a talk that asks as the proxy itself."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    ConversationRun(talk, lambda call, answered: pytest.fail(str(call)), future.set_result)
+    ConversationRunner(talk, lambda call, answered: pytest.fail(str(call)), future.set_result)
     result = await future
     if isinstance(result, Exception):
         raise result
@@ -120,7 +130,7 @@ def test_a_setting_that_changed_counts_after_some_seconds() -> None:
             assert await types(proxy) == [MessageType.NORMAL]
             await proxy.mq.admin.create_topic("orders", queues=1, type="fifo")
             assert await types(proxy) == [MessageType.NORMAL]
-            await clock.advance(FRESH_S)
+            await clock.advance(FRESHNESS_S)
             assert await types(proxy) == [MessageType.FIFO]
 
     asyncio.run(scene())
@@ -129,11 +139,11 @@ def test_a_setting_that_changed_counts_after_some_seconds() -> None:
 def test_a_group_is_found_at_whichever_broker_has_it() -> None:
     async def scene() -> None:
         async with proxied_cluster(autoCreateSubscriptionGroup="false") as [proxy]:
-            assert await told(proxy.backend.group("g")) is None
+            assert await told(proxy.backend.fetch_group_config("g")) is None
             command = requests.update_group(GroupConfig("h", consume_message_orderly=True))
             broker = proxy.mq.servers.brokers["broker-b"].address
             assert (await asked(link_of(proxy), broker, command)).code == 0
-            config = await told(proxy.backend.group("h"))
+            config = await told(proxy.backend.fetch_group_config("h"))
             assert config.consume_message_orderly
 
     asyncio.run(scene())
@@ -145,7 +155,7 @@ def test_a_topic_whose_brokers_are_away_stands_for_a_minute() -> None:
         async with proxied_cluster(clock) as [proxy]:
             await proxy.mq.admin.create_topic("orders", queues=1)
             speaker, codes = proxy.speaker(), []
-            for away_s in (0, FRESH_S, GONE_S):
+            for away_s in (0, FRESHNESS_S, MISSING_ROUTE_GRACE_S):
                 await clock.advance(away_s)
                 codes.append((await speaker.ask("QueryRoute", ROUTE)).status.code)
                 for name in list(proxy.mq.servers.brokers):
@@ -160,14 +170,14 @@ def test_without_a_name_server_what_is_known_stands() -> None:
         clock = VirtualClock()
         async with proxied_cluster(clock) as [proxy]:
             await proxy.mq.admin.create_topic("orders", queues=1)
-            assert await told(proxy.backend.topic("orders"))
+            assert await told(proxy.backend.fetch_topic_config("orders"))
             await proxy.mq.servers.stop_name_server()
-            await clock.advance(10 * GONE_S)
-            route = await told(proxy.backend.route("orders"))
+            await clock.advance(10 * MISSING_ROUTE_GRACE_S)
+            route = await told(proxy.backend.fetch_route("orders"))
             assert [data.broker for data in route.brokers] == ["broker-a", "broker-b"]
-            assert await told(proxy.backend.topic("orders"))
+            assert await told(proxy.backend.fetch_topic_config("orders"))
             with pytest.raises(NameServerUnreachableError):
-                await told(proxy.backend.route("others"))
+                await told(proxy.backend.fetch_route("others"))
             await proxy.mq.servers.start_name_server()
 
     asyncio.run(scene())
@@ -242,7 +252,7 @@ def test_what_the_proxy_asks_is_signed_with_its_own_account(tmp_path: Path) -> N
             assert (await proxy.speaker().ask("QueryRoute", ROUTE)).status.code == Code.OK
             proxy.backend.credentials = None  # type: ignore[attr-defined]
             with pytest.raises(PermissionDeniedError):
-                await told(proxy.backend.group("g"))
+                await told(proxy.backend.fetch_group_config("g"))
 
     asyncio.run(scene())
 
@@ -257,38 +267,38 @@ def key_of(expression: str) -> str:
 def test_members_that_want_different_things_are_told_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    found, one, two = Disagreements(), object(), object()
-    hear: Any = found.heard
+    found, one, two = SubscriptionConflicts(), object(), object()
+    hear: Any = found.record
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             hear("g", one, "one", key_of("a || b"))
             hear("g", two, "two", key_of("b||a"))
-        assert not found.found
+        assert not found.warnings
         for _ in range(3):
             hear("g", two, "two", key_of("c"))
     assert len(caplog.records) == 1
-    assert "one and two of the group g" in found.found["g"]
-    gone: Any = found.gone
+    assert "one and two of the group g" in found.warnings["g"]
+    gone: Any = found.remove_session
     gone(two)
-    assert not found.found
+    assert not found.warnings
 
 
 def test_a_member_that_came_in_elsewhere_is_known_by_what_the_broker_heard() -> None:
-    found, one = Disagreements(), object()
-    hear: Any = found.heard
-    assert found.is_due("g", 100.0)
-    assert not found.is_due("g", 110.0)
+    found, one = SubscriptionConflicts(), object()
+    hear: Any = found.record
+    assert found.start_check_if_due("g", 100.0)
+    assert not found.start_check_if_due("g", 110.0)
     hear("g", one, "one", key_of("a"))
     hear("g", "b:10911", "a member at b:10911", key_of("b"))
-    assert "one and a member at b:10911 of the group g" in found.found["g"]
+    assert "one and a member at b:10911 of the group g" in found.warnings["g"]
     hear("g", "b:10911", "a member at b:10911", key_of("a"))
-    assert not found.found
+    assert not found.warnings
     hear("g", "b:10911", "a member at b:10911", key_of("b"))
-    gone: Any = found.gone
+    gone: Any = found.remove_session
     gone(one)
-    assert not found.found
+    assert not found.warnings
     hear("g", "b:10911", "a member at b:10911", key_of("b"))
-    assert found.is_due("g", 110.0), "nothing is left of the group"
+    assert found.start_check_if_due("g", 110.0), "nothing is left of the group"
 
 
 def test_a_broker_of_ours_looks_itself() -> None:
@@ -298,11 +308,11 @@ def test_a_broker_of_ours_looks_itself() -> None:
             for name, expression in (("one", "a"), ("two", "b")):
                 command = requests.heartbeat(beat(name, "g", expression))
                 assert (await asked(link_of(proxy), address, command)).code == 0
-            assert proxy.proxy.status()["warnings"] == []
+            assert proxy.proxy.collect_status()["warnings"] == []
             backend: Any = proxy.backend
             for name, link in (("a", object()), ("b", object())):
-                backend.disagreements.heard("h", link, name, key_of(name))
-            (warning,) = proxy.proxy.status()["warnings"]
+                backend.subscription_conflicts.record("h", link, name, key_of(name))
+            (warning,) = proxy.proxy.collect_status()["warnings"]
             assert "a and b of the group h" in warning
 
     asyncio.run(scene())
@@ -371,7 +381,7 @@ def test_a_proxy_that_stands_alone_has_rules_of_its_own(tmp_path: Path) -> None:
     async def scene() -> None:
         async with (
             embedded(tcp=True) as mq,
-            stand_alone(config, mq.servers.name_server_address, None) as proxy,
+            serve_cluster_proxy(config, mq.servers.name_server_address, None) as proxy,
         ):
             await mq.admin.create_topic("orders", queues=1)
 

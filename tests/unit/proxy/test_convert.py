@@ -23,7 +23,7 @@ from sluicemq.model.message import (
     StoredMessage,
 )
 from sluicemq.model.properties import HIDDEN_PROPERTIES
-from sluicemq.proxy.convert import DECODED_BYTES_MAX, UNDECODABLE, message_of
+from sluicemq.proxy.convert import DECODED_BYTES_MAX, UNDECODABLE, to_message
 from sluicemq.proxy.messages import DigestType, Encoding, MessageType
 from stored_bodies import BAD
 
@@ -50,7 +50,7 @@ def test_all_that_a_record_says() -> None:
             "DLQ_ORIGIN_TOPIC": "t", "DLQ_ORIGIN_MESSAGE_ID": "i", "POP_CK": "x",
         },
     )  # fmt: skip
-    message = message_of(stored, "1 2 3", topic="asked", reconsume_times=4)
+    message = to_message(stored, "1 2 3", topic="asked", reconsume_times=4)
     system = message.system_properties
     assert message.topic.name == "asked"
     assert message.user_properties == {
@@ -71,7 +71,7 @@ def test_all_that_a_record_says() -> None:
 
 
 def test_what_a_record_does_not_say() -> None:
-    system = message_of(STORED).system_properties
+    system = to_message(STORED).system_properties
     assert not system.HasField("tag")
     assert not system.HasField("message_group")
     assert not system.HasField("dead_letter_queue")
@@ -90,7 +90,7 @@ def test_what_a_record_does_not_say() -> None:
      ({"__LITE_TOPIC": "x"}, MessageType.LITE)],
 )  # fmt: skip
 def test_of_which_kind_a_message_is(properties: dict[str, str], kind: MessageType) -> None:
-    assert message_of(replace(STORED, properties=properties)).system_properties.message_type == kind
+    assert to_message(replace(STORED, properties=properties)).system_properties.message_type == kind
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_of_which_kind_a_message_is(properties: dict[str, str], kind: MessageTyp
      ({"TIMER_DELIVER_MS": "9" * 30}, 0), ({"TIMER_DELIVER_MS": "٣"}, 0), ({}, 0)],
 )  # fmt: skip
 def test_when_it_was_to_be_delivered(properties: dict[str, str], seconds: int) -> None:
-    system = message_of(replace(STORED, properties=properties)).system_properties
+    system = to_message(replace(STORED, properties=properties)).system_properties
     assert system.HasField("delivery_timestamp") == bool(seconds)
     assert system.delivery_timestamp.seconds == seconds
 
@@ -109,7 +109,7 @@ def test_when_it_was_to_be_delivered(properties: dict[str, str], seconds: int) -
 def test_a_compressed_body_arrives_as_it_was(kind: int) -> None:
     body = b"body " * 100
     stored = replace(STORED, raw_body=compress(body, kind), sys_flag=COMPRESSED | kind)
-    message = message_of(stored)
+    message = to_message(stored)
     assert message.body == body
     assert message.system_properties.body_encoding == Encoding.IDENTITY
     assert message.system_properties.body_digest.type == DigestType.MD5
@@ -117,7 +117,7 @@ def test_a_compressed_body_arrives_as_it_was(kind: int) -> None:
 
 
 def test_a_body_of_gzip_is_readable_too() -> None:
-    message = message_of(replace(STORED, raw_body=gzip.compress(b"body"), sys_flag=COMPRESSED))
+    message = to_message(replace(STORED, raw_body=gzip.compress(b"body"), sys_flag=COMPRESSED))
     assert (message.body, message.system_properties.body_encoding) == (b"body", Encoding.IDENTITY)
 
 
@@ -127,16 +127,16 @@ def test_bodies_that_cannot_be_decompressed_are_counted_and_bounded() -> None:
         stored = replace(STORED, raw_body=bad.raw, sys_flag=bad.sys_flag)
         if "oversized" in str(stored.body_error) or stored.body_error is None:
             continue
-        message = message_of(stored)
+        message = to_message(stored)
         assert (message.body, message.system_properties.body_encoding) == (bad.raw, Encoding.GZIP)
     assert UNDECODABLE.value > before + 10
     bomb = compress(bytes(DECODED_BYTES_MAX + 1), COMPRESSION_ZLIB)
-    message = message_of(replace(STORED, raw_body=bomb, sys_flag=COMPRESSED | COMPRESSION_ZLIB))
+    message = to_message(replace(STORED, raw_body=bomb, sys_flag=COMPRESSED | COMPRESSION_ZLIB))
     assert message.body == bomb
 
 
 def test_a_body_that_cannot_be_decompressed_goes_as_it_lies() -> None:
-    message = message_of(replace(STORED, raw_body=b"no zlib", sys_flag=COMPRESSED))
+    message = to_message(replace(STORED, raw_body=b"no zlib", sys_flag=COMPRESSED))
     assert (message.body, message.system_properties.body_encoding) == (b"no zlib", Encoding.GZIP)
     assert (
         message.system_properties.body_digest.checksum
@@ -149,7 +149,7 @@ def test_any_record_is_a_message(properties: dict[str, str], body: bytes, time_m
     stored = replace(
         STORED, properties=properties, raw_body=body, born_time_ms=time_ms, store_time_ms=time_ms
     )
-    message = message_of(stored)
+    message = to_message(stored)
     assert message.body == body
     assert {**message.user_properties} == {
         name: value for name, value in properties.items() if name not in HIDDEN_PROPERTIES

@@ -21,14 +21,14 @@ from sluicemq.proxy import limits
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.limits import (
     StatusError,
-    body_of,
-    check_delivery,
+    check_delivery_time,
     check_lite_topic,
-    check_recovery,
-    check_texts,
+    check_message_texts,
+    check_recovery_time,
     check_type,
-    group_of,
-    topic_of,
+    checked_group,
+    checked_topic,
+    to_stored_body,
 )
 from sluicemq.proxy.messages import Code
 
@@ -48,7 +48,7 @@ def code_of(check: Any, *arguments: object) -> Code | None:
 
 def texts(user: Mapping[str, str] | None = None, **fields: Any) -> Code | None:
     fields.setdefault("message_id", "01ABC")
-    return code_of(check_texts, user or {}, m.SystemProperties(**fields), LIMITS)
+    return code_of(check_message_texts, user or {}, m.SystemProperties(**fields), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_each_control_is_refused_in_each_field(control: str, field: str, text: s
 
 
 def body(data: bytes, encoding: int = m.Encoding.IDENTITY) -> bytes:
-    return body_of(data, encoding, LIMITS)[0]
+    return to_stored_body(data, encoding, LIMITS)[0]
 
 
 @given(st.binary(min_size=1, max_size=200))
@@ -162,7 +162,7 @@ def test_bodies_that_are_refused(data: bytes, encoding: int, code: Code | None) 
 )
 def test_a_body_called_gzip_is_stored_plain_or_as_it_came(data: bytes) -> None:
     """Whatever cannot be decompressed is stored with the flag, as by RocketMQ's proxy."""
-    stored, flag = body_of(data, m.Encoding.GZIP, LIMITS)
+    stored, flag = to_stored_body(data, m.Encoding.GZIP, LIMITS)
     inflater = zlib.decompressobj(47)
     plain = None
     with contextlib.suppress(zlib.error):
@@ -175,11 +175,11 @@ def test_a_body_called_gzip_is_stored_plain_or_as_it_came(data: bytes) -> None:
 
 def test_times() -> None:
     day_ms = 24 * 3600 * 1000
-    assert code_of(check_delivery, day_ms + 5, 5, LIMITS) is None
-    assert code_of(check_delivery, 0, 5, LIMITS) is None
-    assert code_of(check_delivery, day_ms + 6, 5, LIMITS) == Code.ILLEGAL_DELIVERY_TIME
-    assert code_of(check_recovery, 3600, LIMITS) is None
-    assert code_of(check_recovery, 3601, LIMITS) == Code.BAD_REQUEST
+    assert code_of(check_delivery_time, day_ms + 5, 5, LIMITS) is None
+    assert code_of(check_delivery_time, 0, 5, LIMITS) is None
+    assert code_of(check_delivery_time, day_ms + 6, 5, LIMITS) == Code.ILLEGAL_DELIVERY_TIME
+    assert code_of(check_recovery_time, 3600, LIMITS) is None
+    assert code_of(check_recovery_time, 3601, LIMITS) == Code.BAD_REQUEST
 
 
 def test_a_topic_takes_its_type() -> None:
@@ -194,11 +194,11 @@ def test_a_topic_takes_its_type() -> None:
 
 
 def test_names() -> None:
-    assert code_of(topic_of, m.Resource(name="t" * 127)) is None
-    assert code_of(topic_of, m.Resource(name="t" * 128)) == Code.ILLEGAL_TOPIC
-    assert code_of(group_of, m.Resource(name="g" * 120)) is None
-    assert code_of(group_of, m.Resource(name="g" * 121)) == Code.ILLEGAL_CONSUMER_GROUP
-    assert code_of(group_of, m.Resource(name="CID_RMQ_SYS_x")) == Code.ILLEGAL_CONSUMER_GROUP
+    assert code_of(checked_topic, m.Resource(name="t" * 127)) is None
+    assert code_of(checked_topic, m.Resource(name="t" * 128)) == Code.ILLEGAL_TOPIC
+    assert code_of(checked_group, m.Resource(name="g" * 120)) is None
+    assert code_of(checked_group, m.Resource(name="g" * 121)) == Code.ILLEGAL_CONSUMER_GROUP
+    assert code_of(checked_group, m.Resource(name="CID_RMQ_SYS_x")) == Code.ILLEGAL_CONSUMER_GROUP
     assert code_of(check_lite_topic, "l" * 64) is None
     assert code_of(check_lite_topic, "l" * 65) == Code.ILLEGAL_LITE_TOPIC
 

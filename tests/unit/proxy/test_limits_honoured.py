@@ -120,7 +120,7 @@ async def first_invisible_ms(proxy: Proxied, client: Speaker) -> int:
 async def renewed_after_s(proxy: Proxied, client: Speaker) -> list[int]:
     """When the proxy renews what a client works on, in the first five minutes; every renewal fails
     from the second one on."""
-    (family,) = (it for it in proxy.proxy.families if isinstance(it, Receiving))
+    (family,) = (it for it in proxy.proxy.services if isinstance(it, Receiving))
     change, at_s = family.renewal._change, list[int]()
 
     def changed(group: str, topic: str, handle: Handle, time_ms: int) -> Any:
@@ -158,7 +158,7 @@ async def drains_for_s(proxy: Proxied, client: Speaker) -> float:
 
 
 async def dates_are_near(proxy: Proxied, client: Speaker) -> int:
-    return proxy.service._limits.date_s_max  # test_dates.py looks at what it does
+    return proxy.dispatcher._limits.date_s_max  # test_dates.py looks at what it does
 
 
 def backoff(settings: m.Settings) -> Any:

@@ -259,7 +259,7 @@ def test_who_waits_when_the_proxy_ends_is_told_so() -> None:
             asked = pull_request(proxy, long_polling_timeout=m.Duration(seconds=10))
             call = proxy.speaker().call("PullMessage", asked, 20.0)
             await clock.settle()
-            for family in proxy.proxy.families:
+            for family in proxy.proxy.services:
                 if isinstance(family, Pulling):
                     family.drain()
             assert [answer.status.code for answer in call.answers] == [Code.MESSAGE_NOT_FOUND]

@@ -35,19 +35,19 @@ from sluicemq.model.topic import PERM_READ, PERM_WRITE, GroupConfig
 from sluicemq.net.work.background import run_now
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.limits import StatusError
-from sluicemq.proxy.local import proxy_of
+from sluicemq.proxy.local import make_local_proxy
 from sluicemq.proxy.messages import Code
 from sluicemq.proxy.receiving import (
     ack_request,
-    batch_request,
-    divided,
+    batch_ack_request,
+    decode_popped,
     parse_handle,
-    polling_ms,
+    poll_timeout_ms,
     pop_request,
-    popped_in,
-    wanted_of,
+    split_acks,
+    to_subscription,
 )
-from sluicemq.proxy.receiving import change_request as change_request_of
+from sluicemq.proxy.receiving import change_invisible_request as change_request_of
 from sluicemq.record.codec import encode_batch, encode_properties, encode_record
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
@@ -147,13 +147,13 @@ def test_a_receive_waits_as_long_as_it_is_told(
 ) -> None:
     async def scene(proxy: Proxied, speaker: Speaker) -> None:
         call = speaker.call("QueryRoute", m.QueryRouteRequest())
-        client = proxy.service.clients.of(call, "")  # type: ignore[arg-type]
+        client = proxy.dispatcher.clients.identify(call, "")  # type: ignore[arg-type]
         client.settings = m.Settings(request_timeout=m.Duration(seconds=3))
         request = receive_request()
         request.ClearField("long_polling_timeout")
         if polling_s is not None:
             request.long_polling_timeout.seconds = polling_s
-        assert polling_ms(client, request, timeout_s, ProxyLimits()) == waited_ms
+        assert poll_timeout_ms(client, request, timeout_s, ProxyLimits()) == waited_ms
 
     play(scene)
 
@@ -294,7 +294,7 @@ def test_a_message_that_is_suspended_was_not_tried() -> None:
 
 def test_another_proxy_knows_what_to_do_with_a_handle() -> None:
     async def scene(proxy: Proxied, client: Speaker) -> None:
-        other = Proxied(proxy.mq, proxy_of(proxy.mq.servers.broker)).speaker("other")
+        other = Proxied(proxy.mq, make_local_proxy(proxy.mq.servers.broker)).speaker("other")
         for number in range(2):
             await proxy.mq.send(TOPIC, b"%d" % number)
         first, second = handles_of(await receive(client))
@@ -401,7 +401,7 @@ def test_a_client_that_is_gone_waits_no_more() -> None:
 def test_the_end_of_the_proxy_answers_who_waits() -> None:
     async def scene(proxy: Proxied, client: Speaker) -> None:
         call = client.call("ReceiveMessage", receive_request())
-        proxy.proxy._each("drain")
+        proxy.proxy._call_each("drain")
         assert outcome(call.answers) == (Code.MESSAGE_NOT_FOUND, [])
         await proxy.mq.send(TOPIC, b"1")
         await proxy.mq.clock.advance(seconds=2)
@@ -435,7 +435,9 @@ HANDLE = Handle(1, 1_700_000_000_000, 60_000, 3, 1, "broker-a", 2, 7, 4711)
 
 
 def test_requests_are_what_their_headers_say() -> None:
-    pop = pop_request(GROUP, wanted_of(TOPIC, tagged("a")), "b", 3, 4, 5, "try", is_order=True)
+    pop = pop_request(
+        GROUP, to_subscription(TOPIC, tagged("a")), "b", 3, 4, 5, "try", is_order=True
+    )
     header = PopMessageRequest(
         group=GROUP, topic=TOPIC, queue_id=-1, broker="b", count_max=3, invisible_ms=4, poll_ms=5,
         init_mode=1, expression_kind="TAG", expression="a", order=True, attempt_id="try",
@@ -480,25 +482,25 @@ def test_a_pop_tells_what_it_holds() -> None:
     fields = {"popTime": "10", "invisibleTime": "20", "reviveQid": "3",
               "startOffsetInfo": "0 2 4;1 2 6", "orderCountInfo": "0 qo2%5 6;0 2 3",
               "msgOffsetInfo": "0 2 5,7,8;1 2 9,7;2 2 12"}  # fmt: skip
-    found = list(popped_in(Command(0, fields, b"".join(records)), "b"))
+    found = list(decode_popped(Command(0, fields, b"".join(records)), "b"))
     assert [it.handle for it in found] == [
         Handle(4, 10, 20, 3, 0, "b", 2, 5, 4711), Handle(4, 10, 20, 3, 0, "b", 2, 7, 4711),
         Handle(4, 10, 20, 3, 0, "b", 2, 8, 4711), Handle(6, 10, 20, 3, 1, "b", 2, 9, 4711),
         Handle(6, 10, 20, 3, 1, "b", 2, 7, 4711), Handle(12, 10, 20, 3, 2, "b", 2, 12, 4711),
     ]  # fmt: skip
-    assert [it.times for it in found] == [6, 3, 3, 1, 1, 1]
+    assert [it.reconsume_times for it in found] == [6, 3, 3, 1, 1, 1]
     for info in ("x", "0 2"):
         for name in ("startOffsetInfo", "msgOffsetInfo"):
             with pytest.raises(ProtocolError):
-                list(popped_in(Command(0, {**fields, name: info + " x"}), "b"))
+                list(decode_popped(Command(0, {**fields, name: info + " x"}), "b"))
 
 
 def test_many_of_one_pop_are_acknowledged_together() -> None:
     near = [HANDLE._replace(offset=it) for it in (1, 5, 7)]
     far, other = HANDLE._replace(offset=1 << 20), HANDLE._replace(broker="other")
     items = [(i, it.broker, it) for i, it in enumerate([*near, far, other])]
-    single, batches = divided(items)
+    single, batches = split_acks(items)
     assert {number for number, _, _ in single} == {3, 4}
     assert [number for number, _ in batches["broker-a", "broker-a"]] == [0, 1, 2]
-    (pop,) = decode_pop_acks(batch_request(GROUP, TOPIC, "broker-a", near).body)
+    (pop,) = decode_pop_acks(batch_ack_request(GROUP, TOPIC, "broker-a", near).body)
     assert (pop.group, pop.topic, pop.offsets) == (GROUP, TOPIC, (1, 5, 7))

@@ -167,9 +167,9 @@ async def of_another_account(proxy: Proxied, speaker: Speaker, patch: pytest.Mon
     other = proxy.speaker()
     calls = (one.call("QueryRoute", m.QueryRouteRequest(topic=TOPIC)) for one in (speaker, other))
     first, second = calls
-    proxy.service.clients.end(proxy.service.clients.by_id["c"])
-    proxy.service.clients.of(first, "alice")  # type: ignore[arg-type]
-    proxy.service.clients.of(second, "mallory")  # type: ignore[arg-type]
+    proxy.dispatcher.clients.remove(proxy.dispatcher.clients.by_id["c"])
+    proxy.dispatcher.clients.identify(first, "alice")  # type: ignore[arg-type]
+    proxy.dispatcher.clients.identify(second, "mallory")  # type: ignore[arg-type]
 
 
 async def of_a_closed_connection(proxy: Proxied, speaker: Speaker, _: pytest.MonkeyPatch) -> Any:
@@ -268,7 +268,7 @@ CASES: dict[Refusal, Provoke] = {
     Refusal.FILTER_EMPTY: receives(filter_expression=sql("")),
     Refusal.FILTER: receives(filter_expression=sql("a = =")),
     Refusal.FILTER_OF_SETTINGS: settings(subscription=subscribes("||")),
-    Refusal.MESSAGES_HELD_TOO_MANY: patched(renewal, "HELD_MAX", 0, receives(auto_renew=True)),
+    Refusal.MESSAGES_HELD_TOO_MANY: patched(renewal, "IN_FLIGHT_MAX", 0, receives(auto_renew=True)),
     Refusal.ENTRIES_TOO_MANY: patched(receiving, "ENTRIES_MAX", 1, acknowledge(HANDLE, HANDLE)),
     Refusal.ENTRIES_NONE: acknowledge(),
     Refusal.HANDLE_MALFORMED: change("nothing"),

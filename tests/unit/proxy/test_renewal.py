@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 def receiving(proxy: Proxied) -> Receiving:
     """The family, whose clock the test is."""
-    return next(it for it in proxy.proxy.families if isinstance(it, Receiving))
+    return next(it for it in proxy.proxy.services if isinstance(it, Receiving))
 
 
 async def passes(proxy: Proxied, minutes: float) -> None:
@@ -79,7 +79,7 @@ def test_times_grow(monkeypatch: pytest.MonkeyPatch) -> None:
         await passes(proxy, 235)
         assert [time_ms // 60_000 for _, time_ms in times_ms] == [1, 3, 5, 10, 30, 60, 60, 60, 0]
         assert all(9_000 <= left_ms <= 11_000 for left_ms, _ in times_ms)
-        assert times_ms[-1][1] == renewal.WAIT_MS
+        assert times_ms[-1][1] == renewal.DEFAULT_BACKOFF_MS
         assert family.renewal.count == 0
 
     play(scene)
@@ -182,7 +182,7 @@ def test_a_renewal_is_tried_three_times(monkeypatch: pytest.MonkeyPatch, failure
 
 def test_there_is_an_end_of_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(proxy: Proxied, client: Speaker) -> None:
-        monkeypatch.setattr(renewal, "CLIENT_HELD_MAX", 1)
+        monkeypatch.setattr(renewal, "CLIENT_IN_FLIGHT_MAX", 1)
         handle = await take(proxy, client)
         await proxy.mq.send(TOPIC, b"2")
         answers = await client.ask("ReceiveMessage", receive_request(auto_renew=True))
@@ -200,7 +200,7 @@ def test_a_failed_acknowledgement_does_not_end_renewal(monkeypatch: pytest.Monke
     async def scene(proxy: Proxied, client: Speaker) -> None:
         handle = await take(proxy, client)
         family = receiving(proxy)
-        monkeypatch.setattr(family, "_asked", failing)
+        monkeypatch.setattr(family, "_acknowledge_at_broker", failing)
         assert (await ack(client, handle)).status.code == Code.PROXY_TIMEOUT
         assert family.renewal.count == 1
 
@@ -213,7 +213,7 @@ def failing(address: str, command: object) -> object:
 
 
 def test_many_are_renewed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renewal, "UNDER_WAY_MAX", 3)
+    monkeypatch.setattr(renewal, "REQUESTS_MAX", 3)
 
     async def scene(proxy: Proxied, client: Speaker) -> None:
         for number in range(20):
@@ -222,11 +222,11 @@ def test_many_are_renewed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
         kept, most = receiving(proxy).renewal, 0
         await proxy.mq.clock.advance(seconds=55)
         proxy.proxy.run()
-        while kept._under_way:
-            most = max(most, kept._under_way)
+        while kept._running_count:
+            most = max(most, kept._running_count)
             await asyncio.sleep(0)
         assert most == 3
-        assert {it.renewals for it in next(iter(kept._held.values())).values()} == {1}
+        assert {it.renewals for it in next(iter(kept._in_flight.values())).values()} == {1}
         client.close()
         await proxy.mq.clock.advance(seconds=2)
         assert len(await receive(proxy.speaker("other"))) == 20
@@ -236,7 +236,7 @@ def test_many_are_renewed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     ("policy", "wait_ms"),
-    [(m.RetryPolicy(), renewal.WAIT_MS),
+    [(m.RetryPolicy(), renewal.DEFAULT_BACKOFF_MS),
      (m.RetryPolicy(customized_backoff=m.CustomizedBackoff(
          next=[m.Duration(seconds=it) for it in (1, 5, 10, 30)])), 30_000),
      (m.RetryPolicy(exponential_backoff=m.ExponentialBackoff(
@@ -246,8 +246,8 @@ def test_the_group_says_when_it_comes_again(policy: m.RetryPolicy, wait_ms: int)
     class Client:
         settings = m.Settings(backoff_policy=policy)
 
-    held = renewal.Held(Client(), "g", TOPIC, "", Handle(0, 0, 0, 0, 0, "b", 0), 3, 0, 0)  # type: ignore[arg-type]
-    assert renewal.wait_ms(held) == wait_ms
+    held = renewal.InFlightMessage(Client(), "g", TOPIC, "", Handle(0, 0, 0, 0, 0, "b", 0), 3, 0, 0)  # type: ignore[arg-type]
+    assert renewal.backoff_ms(held) == wait_ms
 
 
 def test_a_client_that_goes_while_its_acknowledgement_fails(
@@ -261,7 +261,7 @@ def test_a_client_that_goes_while_its_acknowledgement_fails(
             yield Await(ended)
             return m.Status(code=Code.PROXY_TIMEOUT)
 
-        monkeypatch.setattr(family, "_asked", asked)
+        monkeypatch.setattr(family, "_acknowledge_at_broker", asked)
         client.call("AckMessage", ack_request(handle))
         client.close()
         ended.set_result(None)

@@ -24,12 +24,12 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import Code, MessageType
 from sluicemq.proxy.sending import (
-    answer_of,
-    batch_of,
-    bucket_of,
-    outgoing_of,
-    place_in,
-    transaction_id_of,
+    consistent_hash,
+    format_transaction_id,
+    parse_transaction_id,
+    to_batch,
+    to_outgoing_message,
+    to_send_response,
 )
 from sluicemq.testing.virtual import VirtualClock
 from sluicemq.wire.frames import Command
@@ -218,8 +218,8 @@ def test_however_messages_are_batched_a_group_stays_in_its_queue_in_order(
 def test_messages_without_a_group_go_along_with_those_of_one() -> None:
     batch = [message(message_group=group) for group in ("", "order-1", "")]
     peer = Host("127.0.0.1", 1)
-    parts = [outgoing_of(one, "MIXED", peer, 0, ProxyLimits()) for one in batch]
-    assert batch_of(batch, parts).sharding_key == "order-1"
+    parts = [to_outgoing_message(one, "MIXED", peer, 0, ProxyLimits()) for one in batch]
+    assert to_batch(batch, parts).sharding_key == "order-1"
 
 
 def test_a_batch_of_two_message_groups_is_refused_and_the_answer_names_both() -> None:
@@ -229,8 +229,8 @@ def test_a_batch_of_two_message_groups_is_refused_and_the_answer_names_both() ->
         answer = await send(client, *batch)
         assert answer.status.code == Code.BAD_REQUEST
         assert answer.status.message == (
-            "the batch has messages of the groups 'G1' and 'G2', and is stored in one queue: send "
-            "each message group by itself."
+            "the batch has messages of the groups 'G1' and 'G2', but is stored in one queue. Send "
+            "each message group in a batch of its own."
         )
         assert await stored(proxy, "typed") == []
 
@@ -312,7 +312,9 @@ def test_a_change_of_the_topic_is_seen_at_once() -> None:
 )
 def test_what_may_get_lost_is_no_success(status: SendStatus, code: Code) -> None:
     """Clients send it again: so no id, as RocketMQ's proxy answers."""
-    answer = answer_of(Command(status.value, {"queueOffset": "7"}), ["01AABB"], "01AABB", "here")
+    answer = to_send_response(
+        Command(status.value, {"queueOffset": "7"}), ["01AABB"], "01AABB", "here"
+    )
     assert (answer.status.code, answer.status.message) == (code, code.name)
     entry = m.SendResultEntry(
         status=m.Status(code=code, message=f"send message failed, sendStatus={status.name}")
@@ -461,7 +463,7 @@ def test_a_transaction_id_carries_its_place(
         "T", queue, queue_offset, physical_offset, message_id, message_id
     )
     if "\n" not in message_id:
-        assert place_in(transaction_id_of(place), "T") == place
+        assert parse_transaction_id(format_transaction_id(place), "T") == place
 
 
 # -------------------------------------------------------------------------------------- queues
@@ -484,13 +486,13 @@ def test_a_transaction_id_carries_its_place(
 def test_a_group_goes_where_javas_proxy_sends_it(group: str, buckets: list[int]) -> None:
     """Hashing.consistentHash(group.hashCode(), n) of Guava 32.0.1-jre, run in Java; 20,000 random
     pairs agreed too."""
-    found = [bucket_of(java_hash(group), count) for count in (1, 2, 4, 8, 16, 1000)]
+    found = [consistent_hash(java_hash(group), count) for count in (1, 2, 4, 8, 16, 1000)]
     assert found == buckets
 
 
 @given(st.integers(-(1 << 31), (1 << 31) - 1), st.integers(1, 200))
 def test_one_queue_more_moves_only_what_it_takes(key: int, count: int) -> None:
-    assert bucket_of(key, count + 1) in (bucket_of(key, count), count)
+    assert consistent_hash(key, count + 1) in (consistent_hash(key, count), count)
 
 
 # ------------------------------------------------------------------------- reserved properties

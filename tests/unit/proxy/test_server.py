@@ -17,7 +17,7 @@ from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestTime
 from sluicemq.net import accept
 from sluicemq.net.grpc import Call, CallError, StatusCode, call_unary
 from sluicemq.net.limits import REFUSALS_MAX
-from sluicemq.proxy import STATUS, server
+from sluicemq.proxy import STATUS_METHOD, server
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.clients import CLIENT_ID
 from sluicemq.proxy.messages import Code
@@ -144,7 +144,7 @@ def test_calls_and_clients_are_counted() -> None:
             assert found["rocketmq_proxy_calls_in_flight", "QueryRoute"] == 0
             assert found["rocketmq_proxy_rpc_latency_bucket", "+Inf", "QueryRoute"] == 3
             assert 0 < found["rocketmq_proxy_rpc_latency_sum", "QueryRoute"] < 20_000
-            status = proxy.status()
+            status = proxy.collect_status()
             (client,) = status["clients"]
             assert (client["client_id"], client["in_flight"], client["polls"]) == ("me", 1, 1)
             (method,) = status["methods"]
@@ -166,10 +166,12 @@ def test_its_status_is_for_administrators(tmp_path: Any) -> None:
     def conversation(address: str) -> None:
         def refusal(*metadata: tuple[str, str]) -> StatusCode:
             with pytest.raises(CallError) as caught:
-                call_unary(address, STATUS, b"", metadata)
+                call_unary(address, STATUS_METHOD, b"", metadata)
             return caught.value.code
 
-        assert b'"clients":[]' in call_unary(address, STATUS, b"", sign("operator", "12345678"))
+        assert b'"clients":[]' in call_unary(
+            address, STATUS_METHOD, b"", sign("operator", "12345678")
+        )
         assert refusal() == StatusCode.UNAUTHENTICATED
         assert refusal(*sign("operator", "12345679")) == StatusCode.UNAUTHENTICATED
         assert refusal(*sign("somebody", "12345678")) == StatusCode.PERMISSION_DENIED
@@ -219,7 +221,7 @@ def test_a_stranger_is_told_what_opens_a_proxy_that_nobody_has_opened(
         proxy = server.Proxy(backend, None, core.scheduler, BrokerConfig())
         await proxy.start("127.0.0.1", 0)
         with pytest.raises(CallError, match="protected mode") as caught:
-            await asyncio.to_thread(call_unary, f"127.0.0.1:{proxy.port}", STATUS, b"")
+            await asyncio.to_thread(call_unary, f"127.0.0.1:{proxy.port}", STATUS_METHOD, b"")
         assert caught.value.code == StatusCode.PERMISSION_DENIED
         await proxy.close()
 
@@ -231,11 +233,11 @@ def test_who_is_no_proxy_is_told_from_one_that_does_not_answer() -> None:
         with pytest.raises(CallError, match="is not implemented"):
             await asyncio.to_thread(call_unary, mq.servers.proxy_address, PATH + "None", b"")
         with pytest.raises(ConnectionLostError):
-            await asyncio.to_thread(call_unary, mq.servers.name_server_address, STATUS, b"")
+            await asyncio.to_thread(call_unary, mq.servers.name_server_address, STATUS_METHOD, b"")
         with socket.create_server(("127.0.0.1", 0)) as mute:
             address = f"127.0.0.1:{mute.getsockname()[1]}"
             with pytest.raises(RequestTimeoutError):
-                await asyncio.to_thread(call_unary, address, STATUS, b"", timeout_s=0.05)
+                await asyncio.to_thread(call_unary, address, STATUS_METHOD, b"", timeout_s=0.05)
 
     at_a_port(scene)
 
@@ -277,7 +279,7 @@ def test_a_server_that_closes_answers_who_waits_and_breaks_nothing_off(
     async def scene(mq: EmbeddedSluice) -> None:
         proxy = mq.servers.proxies["broker-a"]
         family, late = Family(), Family()
-        proxy.families += [Broken(), family]
+        proxy.services += [Broken(), family]
         proxy.methods |= {HOLD: family.hold, PATH + "Late": late.hold}
         with grpc.insecure_channel(mq.servers.proxy_address) as channel:
             waiting = [channel.unary_unary(name).future(b"") for name in (HOLD, PATH + "Late")]
@@ -317,11 +319,11 @@ def test_who_never_answers_does_not_keep_the_server() -> None:
 
 
 def test_it_runs_its_families_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "RUN_S", 0.01)
+    monkeypatch.setattr(server, "TICK_S", 0.01)
 
     async def scene(mq: EmbeddedSluice) -> None:
         family = Family()
-        mq.servers.proxies["broker-a"].families.append(family)
+        mq.servers.proxies["broker-a"].services.append(family)
         while family.rounds < 3:
             await asyncio.sleep(0.01)
 

@@ -15,7 +15,7 @@ from sluicemq.model.topic import CONTRACT, GroupConfig
 from sluicemq.net.grpc import StatusCode
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import ClientType, Code
-from sluicemq.proxy.telemetry import backoff_of, merged
+from sluicemq.proxy.telemetry import merge_settings, to_retry_policy
 from sluicemq.testing.virtual import VirtualClock
 from sluicemq.wire.bodies import ConsumeResult
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -134,12 +134,14 @@ def test_a_consumer_is_told_what_its_group_says() -> None:
 
 def test_fields_that_are_newer_come_back() -> None:
     said = m.Settings.FromString(publishing("t").SerializeToString() + b"\xea\x3f\x03new")
-    assert merged(said, None, ProxyLimits()).SerializeToString().endswith(b"\xea\x3f\x03new")
+    assert (
+        merge_settings(said, None, ProxyLimits()).SerializeToString().endswith(b"\xea\x3f\x03new")
+    )
 
 
 @pytest.mark.parametrize(("times", "attempts"), [(16, 17), (0, 1), (-1, 1), (2**31 - 1, 2**31 - 1)])
 def test_a_group_says_how_often_its_messages_come(times: int, attempts: int) -> None:
-    assert backoff_of(GroupConfig("g", retry_times_max=times)).max_attempts == attempts
+    assert to_retry_policy(GroupConfig("g", retry_times_max=times)).max_attempts == attempts
 
 
 def test_a_policy_of_a_group_becomes_a_backoff() -> None:
@@ -147,11 +149,11 @@ def test_a_policy_of_a_group_becomes_a_backoff() -> None:
         "type": "EXPONENTIAL",
         "exponentialRetryPolicy": {"initial": 250, "max": 60_000, "multiplier": 3},
     }
-    backoff = backoff_of(GroupConfig("g", retry_policy=policy)).exponential_backoff
+    backoff = to_retry_policy(GroupConfig("g", retry_policy=policy)).exponential_backoff
     assert backoff.initial == m.Duration(nanos=250_000_000)
     assert (backoff.max.seconds, backoff.multiplier) == (60, 3)
     policy = {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [1000, 1500]}}
-    steps = backoff_of(GroupConfig("g", retry_policy=policy)).customized_backoff.next
+    steps = to_retry_policy(GroupConfig("g", retry_policy=policy)).customized_backoff.next
     assert list(steps) == [m.Duration(seconds=1), m.Duration(seconds=1, nanos=500_000_000)]
 
 
@@ -160,11 +162,11 @@ def test_a_policy_of_a_group_becomes_a_backoff() -> None:
                {"type": "EXPONENTIAL"}, {"type": "EXPONENTIAL", "exponentialRetryPolicy": 7}],
 )  # fmt: skip
 def test_a_policy_that_is_wrong_is_the_standard_one(policy: dict[str, Any]) -> None:
-    backoff = backoff_of(GroupConfig("g", retry_policy=policy)).exponential_backoff
+    backoff = to_retry_policy(GroupConfig("g", retry_policy=policy)).exponential_backoff
     assert (backoff.initial.seconds, backoff.max.seconds, backoff.multiplier) == (5, 7200, 2)
     for broken in ({"next": "x"}, {"next": []}, {}, None):
         config = GroupConfig("g", retry_policy={"customizedRetryPolicy": broken})
-        assert len(backoff_of(config).customized_backoff.next) == 18
+        assert len(to_retry_policy(config).customized_backoff.next) == 18
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,7 @@ def test_every_settings_command_is_answered_and_the_end_of_the_client_is_the_end
         stream.half_close()
         assert await stream.ended == (StatusCode.OK, "")
         assert [len(it.settings.publishing.topics) for it in stream.answers] == [0, 1]
-        assert proxy.service.clients.by_id["p"].telemetry is None
+        assert proxy.dispatcher.clients.by_id["p"].command_stream is None
 
     run(scene)
 
@@ -280,8 +282,8 @@ def test_a_strict_group_does_not_wait_for_who_said_that_it_leaves() -> None:
 def test_whose_connection_is_gone_is_gone() -> None:
     async def scene(proxy: Proxied) -> None:
         gone: list[str] = []
-        clients = proxy.service.clients
-        clients.on_gone.append(lambda client: gone.append(client.id))
+        clients = proxy.dispatcher.clients
+        clients.on_removed.append(lambda client: gone.append(client.id))
         first, second = proxy.speaker("c"), proxy.speaker("c")
         await settled(first, subscription("g"))
         await second.ask("Heartbeat", m.HeartbeatRequest())
@@ -457,7 +459,7 @@ def test_what_a_client_does_not_answer_is_answered_for_it() -> None:
         assert not asked.done()
         await proxy.mq.clock.advance(seconds=1.5)
         proxy.proxy.run()
-        with pytest.raises(RequestError, match="does not answer: 4 s"):
+        with pytest.raises(RequestError, match="did not reply within 4 s"):
             await asked
         # A stream that is full, and none at all.
         stream.connection.queued_bytes = 2 << 20

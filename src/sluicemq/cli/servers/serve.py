@@ -63,7 +63,7 @@ from sluicemq.config.settings import KEYS
 from sluicemq.errors import ConfigurationError, StoreError
 from sluicemq.files import SYSTEM_FILES, descriptors, exposure_warning, machine
 from sluicemq.model.addresses import LOOPBACK, NAME_SERVER_PORT, format_address, is_wildcard
-from sluicemq.proxy import proxy_status
+from sluicemq.proxy import fetch_proxy_status
 
 if TYPE_CHECKING:
     from sluicemq.broker.server import Broker
@@ -371,9 +371,9 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
         name_servers = ";".join(config.name_server_addresses)
 
     async def start(stack: Running) -> str:
-        from sluicemq.proxy.cluster import stand_alone  # noqa: PLC0415 - protobuf may be missing
+        from sluicemq.proxy.cluster import serve_cluster_proxy  # noqa: PLC0415 - protobuf may be missing
 
-        served = stand_alone(config, name_servers, access.credentials)
+        served = serve_cluster_proxy(config, name_servers, access.credentials)
         proxy = await stack.enter_async_context(served)
         stack.tell_metrics(config, proxy.metrics_port)
         return f"proxy={format_address(_here(config), proxy.port)}"
@@ -387,7 +387,7 @@ def proxy(access: Access, path: str | None, **keys: Any) -> None:
 @json_option
 def status(address: str, access: Access, as_json: bool) -> None:
     """Show clients, calls and waiting polls of the proxy at ADDRESS (host:port, 127.0.0.1:8081)."""
-    found = proxy_status(address, access.credentials)
+    found = fetch_proxy_status(address, access.credentials)
     if as_json:
         print_json(found)
         return
@@ -578,10 +578,10 @@ async def _start_proxy(
     config: BrokerConfig, limits: ProxyLimits, server: "Broker", stack: Running
 ) -> str:
     """Start the proxy of a broker, and return its address from this machine."""
-    from sluicemq.proxy.local import proxy_of  # noqa: PLC0415 - protobuf may be missing
+    from sluicemq.proxy.local import make_local_proxy  # noqa: PLC0415 - protobuf may be missing
 
     _warn_of_exposure(*key_files(config))
-    proxy = proxy_of(server, config, limits)
+    proxy = make_local_proxy(server, config, limits)
     await proxy.start(config.listen_address, _proxy_port(config))
     stack.push_async_callback(proxy.close)
     return format_address(_here(config), proxy.port)

@@ -17,7 +17,7 @@ from sluicemq.console.pages.topics import selected
 from sluicemq.console.parts import Part, parts
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
 from sluicemq.model.topic import CONTRACT, DLQ_PREFIX
-from sluicemq.proxy import proxy_status
+from sluicemq.proxy import fetch_proxy_status
 from sluicemq.wire.bodies import ConsumerConnections
 
 CHART_S: Final = 3600.0
@@ -95,7 +95,7 @@ async def clients_of_proxies(
     """Members of the group that came to a proxy, by client id, and why a proxy does not say."""
     credentials = context.mq.cluster.credentials
     told = await parts(
-        {at: asyncio.to_thread(proxy_status, at, credentials) for at in context.proxies}
+        {at: asyncio.to_thread(fetch_proxy_status, at, credentials) for at in context.proxies}
     )
     found = {
         client["client_id"]: client | {"proxy": at}
