@@ -41,6 +41,7 @@ REWRITTEN: tuple[str, ...] = (
     "client/tasks.py",
     "net",
     "operate",
+    "wire",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""
 

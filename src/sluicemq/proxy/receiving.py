@@ -40,11 +40,11 @@ from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import SendBackRequest
 from sluicemq.wire.popping import (
-    NONE,
+    NO_OFFSET,
     ChangeInvisibleTimeResponse,
-    Handle,
     PopAck,
     PopMessageResponse,
+    ReceiptHandle,
     encode_pop_acks,
 )
 
@@ -76,7 +76,7 @@ class Popped(NamedTuple):
     """A message as a pop gave it: `handle` names it, `times` says how often it was tried before."""
 
     stored: StoredMessage
-    handle: Handle
+    handle: ReceiptHandle
     times: int
 
 
@@ -149,7 +149,7 @@ class Receiving:
             return self._nothing("no match message")
         answers = [_FOUND]
         for stored, handle, times in kept:
-            one, text = m.ReceiveMessageResponse(), handle.text()
+            one, text = m.ReceiveMessageResponse(), handle.encode()
             message_of(stored, text, topic=topic, reconsume_times=times, into=one.message)
             answers.append(one)
             if is_renewed:
@@ -234,7 +234,7 @@ class Receiving:
         masters = masters_of((yield from self._backend.route(topic)))
         statuses: dict[int, m.Status] = {}
         taken: dict[int, Held] = {}
-        single: list[tuple[int, str, Handle]] = []
+        single: list[tuple[int, str, ReceiptHandle]] = []
         for number, entry in enumerate(request.entries):
             try:
                 held = yield from self.renewal.take(client, group, entry.receipt_handle)
@@ -283,11 +283,11 @@ class Receiving:
             if held is not None and not isinstance(error, StatusError):
                 self.renewal.put(held)
             raise
-        return m.ChangeInvisibleDurationResponse(status=OK, receipt_handle=changed.text())
+        return m.ChangeInvisibleDurationResponse(status=OK, receipt_handle=changed.encode())
 
     def _changed(
-        self, group: str, topic: str, handle: Handle, time_ms: int, *, suspend: bool = False
-    ) -> Conversation[Handle]:
+        self, group: str, topic: str, handle: ReceiptHandle, time_ms: int, *, suspend: bool = False
+    ) -> Conversation[ReceiptHandle]:
         """The handle that counts now. Raises StatusError, SluiceError."""
         address = address_of(masters_of((yield from self._backend.route(topic))), handle)
         command = change_request(group, topic, handle, time_ms, suspend=suspend)
@@ -327,7 +327,7 @@ class Receiving:
         yield from self._asked(address, ack_request(group, topic, handle))
         return m.ForwardMessageToDeadLetterQueueResponse(status=OK)
 
-    def _current(self, text: str, held: Held | None) -> Handle:
+    def _current(self, text: str, held: Held | None) -> ReceiptHandle:
         """The handle that counts of the one that the client has. Raises StatusError, also when its
         time is over."""
         handle = parse_handle(text) if held is None else held.handle
@@ -408,10 +408,10 @@ def invisible_ms_of(duration: m.Duration, least_ms: int, longest_ms: int) -> int
     return time_ms
 
 
-def parse_handle(text: str) -> Handle:
+def parse_handle(text: str) -> ReceiptHandle:
     """Of one message. Raises StatusError (INVALID_RECEIPT_HANDLE)."""
     try:
-        handle = Handle.parse(text[: HANDLE_LENGTH_MAX + 1])
+        handle = ReceiptHandle.parse(text[: HANDLE_LENGTH_MAX + 1])
     except ProtocolError as error:
         raise StatusError(Refusal.HANDLE_MALFORMED, str(error)) from error
     numbers = [it for it in handle if isinstance(it, int)]
@@ -428,7 +428,7 @@ def parse_handle(text: str) -> Handle:
     return handle
 
 
-def address_of(masters: dict[str, str], handle: Handle) -> str:
+def address_of(masters: dict[str, str], handle: ReceiptHandle) -> str:
     """Of the broker that has given it. Raises StatusError (INVALID_RECEIPT_HANDLE)."""
     address = masters.get(handle.broker)
     if address is None:
@@ -460,24 +460,24 @@ def pop_request(
     return Command(RequestCode.POP_MESSAGE, fields)
 
 
-def ack_request(group: str, topic: str, handle: Handle) -> Command:
+def ack_request(group: str, topic: str, handle: ReceiptHandle) -> Command:
     """The message is done. HOT: a literal of an AckMessageRequest."""
     return Command(RequestCode.ACK_MESSAGE, _place(group, topic, handle))
 
 
-def _place(group: str, topic: str, handle: Handle) -> dict[str, str]:
+def _place(group: str, topic: str, handle: ReceiptHandle) -> dict[str, str]:
     return {
         "consumerGroup": group, "topic": pop_topic(topic, group, handle.kind),
-        "queueId": str(handle.queue_id), "bname": handle.broker, "extraInfo": handle.text(),
+        "queueId": str(handle.queue_id), "bname": handle.broker, "extraInfo": handle.encode(),
         "offset": str(handle.offset),
     }  # fmt: skip
 
 
-def batch_request(group: str, topic: str, broker: str, handles: list[Handle]) -> Command:
+def batch_request(group: str, topic: str, broker: str, handles: list[ReceiptHandle]) -> Command:
     """Several messages of one broker are done."""
-    pops: dict[Handle, list[int]] = {}
+    pops: dict[ReceiptHandle, list[int]] = {}
     for handle in handles:
-        pops.setdefault(handle._replace(offset=NONE, physical_offset=NONE), []).append(
+        pops.setdefault(handle._replace(offset=NO_OFFSET, physical_offset=NO_OFFSET), []).append(
             handle.offset
         )
     acks = [PopAck(group, topic, handle, tuple(offsets)) for handle, offsets in pops.items()]
@@ -486,7 +486,7 @@ def batch_request(group: str, topic: str, broker: str, handles: list[Handle]) ->
 
 
 def change_request(
-    group: str, topic: str, handle: Handle, invisible_ms: int, *, suspend: bool = False
+    group: str, topic: str, handle: ReceiptHandle, invisible_ms: int, *, suspend: bool = False
 ) -> Command:
     """The message is invisible for another time, from now on. `suspend`: this is no failed attempt;
     for brokers that know it."""
@@ -495,7 +495,7 @@ def change_request(
     return Command(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields)
 
 
-def bury_request(group: str, topic: str, handle: Handle, message_id: str) -> Command:
+def bury_request(group: str, topic: str, handle: ReceiptHandle, message_id: str) -> Command:
     """The message becomes a dead letter, whatever its group allows."""
     header = SendBackRequest(
         physical_offset=handle.physical_offset, group=group, delay_level=-1,
@@ -506,11 +506,13 @@ def bury_request(group: str, topic: str, handle: Handle, message_id: str) -> Com
 
 
 def divided(
-    items: list[tuple[int, str, Handle]],
-) -> tuple[list[tuple[int, str, Handle]], dict[tuple[str, str], list[tuple[int, Handle]]]]:
+    items: list[tuple[int, str, ReceiptHandle]],
+) -> tuple[
+    list[tuple[int, str, ReceiptHandle]], dict[tuple[str, str], list[tuple[int, ReceiptHandle]]]
+]:
     """Acknowledgements (a number, an address, a handle): those to be sent alone, and those that go
     together, by address and broker."""
-    single, batches = [], dict[tuple[str, str], list[tuple[int, Handle]]]()
+    single, batches = [], dict[tuple[str, str], list[tuple[int, ReceiptHandle]]]()
     for item in items:
         number, address, handle = item
         if 0 <= handle.offset - handle.start_offset < SPAN_MAX:
@@ -541,7 +543,9 @@ def popped_in(answer: Command, broker: str) -> Iterator[Popped]:
         queue_id, offset, count = stored.queue_id, stored.queue_offset, stored.reconsume_times
         place, kind = stored.physical_offset, kinds.take(stored)
         start = starts.get(f"{kind} {queue_id}", offset)
-        handle = Handle(start, pop_ms, invisible_ms, revive, kind, broker, queue_id, offset, place)
+        handle = ReceiptHandle(
+            start, pop_ms, invisible_ms, revive, kind, broker, queue_id, offset, place
+        )
         if times:
             known = times.get(f"{kind} qo{queue_id}%{offset}") or times.get(f"{kind} {queue_id}")
             count = known or count

@@ -27,7 +27,7 @@ from sluicemq.proxy.backend import ITSELF, Backend, ConversationRun, Link
 from sluicemq.proxy.clients import Client, Clients
 from sluicemq.proxy.convert import milliseconds
 from sluicemq.proxy.limits import StatusError
-from sluicemq.wire.popping import Handle
+from sluicemq.wire.popping import ReceiptHandle
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ UNDER_WAY_MAX: Final = 64
 WAIT_MS: Final = 10_000
 TIMES_MAX: Final = 32
 
-Change = Callable[[str, str, Handle, int], Conversation[Handle]]
+Change = Callable[[str, str, ReceiptHandle, int], Conversation[ReceiptHandle]]
 """Group, topic, handle, invisible time -> the handle that counts then. Raises StatusError where
 there is no such message any more, SluiceError."""
 NOTHING: Final[Mapping[tuple[str, str], "Held"]] = {}
@@ -58,7 +58,7 @@ class Held:
     group: str
     topic: str
     text: str
-    handle: Handle
+    handle: ReceiptHandle
     times: int
     since_ms: int
     handle_ms: int
@@ -98,7 +98,7 @@ class Renewal:
         return len(self._held.get(client, NOTHING))
 
     def keep(
-        self, client: Client, group: str, topic: str, text: str, handle: Handle, times: int
+        self, client: Client, group: str, topic: str, text: str, handle: ReceiptHandle, times: int
     ) -> None:
         """The client gets it now. HOT."""
         now_ms = self._now_ms()
