@@ -135,32 +135,36 @@ def head(method: str = "QueryRoute", *fields: tuple[str, str]) -> bytes:
     ])  # fmt: skip
 
 
-BEGIN: Final = h.PREFACE + h.frame(h.SETTINGS, 0, 0)
+BEGIN: Final = h.PREFACE + h.encode_frame(h.SETTINGS, 0, 0)
 HEAD: Final = head()
 EMPTY: Final = b"\0" + struct.pack(">I", 0)
 
 
 def _open(count: int = STREAMS) -> bytes:
-    return b"".join(h.frame(h.HEADERS, h.END_HEADERS, 2 * at + 1, HEAD) for at in range(count))
+    return b"".join(
+        h.encode_frame(h.HEADERS, h.END_HEADERS, 2 * at + 1, HEAD) for at in range(count)
+    )
 
 
 def settings_of_many_streams() -> Iterator[bytes]:
     """SETTINGS that change the windows of 1,000 open streams."""
     yield BEGIN + _open()
-    both = [h.settings({h.Setting.INITIAL_WINDOW_SIZE: it}) for it in (0, h.WINDOW_BYTES_MAX)]
+    both = [
+        h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: it}) for it in (0, h.WINDOW_BYTES_MAX)
+    ]
     yield from itertools.repeat(b"".join(both) * 50)
 
 
 def windows_of_many_answers() -> Iterator[bytes]:
     """WINDOW_UPDATE of the connection while 1,000 answers wait for windows of their streams."""
-    closed = h.settings({h.Setting.INITIAL_WINDOW_SIZE: 0})
+    closed = h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: 0})
     calls = b"".join(
-        h.frame(h.HEADERS, h.END_HEADERS, 2 * at + 1, HEAD)
-        + h.frame(h.DATA, h.END_STREAM, 2 * at + 1, EMPTY)
+        h.encode_frame(h.HEADERS, h.END_HEADERS, 2 * at + 1, HEAD)
+        + h.encode_frame(h.DATA, h.END_STREAM, 2 * at + 1, EMPTY)
         for at in range(STREAMS)
     )
     yield BEGIN + closed + calls
-    yield from itertools.repeat(h.window_update(0, 1) * 100)
+    yield from itertools.repeat(h.encode_window_update(0, 1) * 100)
 
 
 def resets() -> Iterator[bytes]:
@@ -168,31 +172,34 @@ def resets() -> Iterator[bytes]:
     yield BEGIN
     for first in itertools.count(1, 200):
         yield b"".join(
-            h.frame(h.HEADERS, h.END_HEADERS | h.END_STREAM, at, HEAD) + h.reset(at, h.Code.CANCEL)
+            h.encode_frame(h.HEADERS, h.END_HEADERS | h.END_STREAM, at, HEAD)
+            + h.encode_rst_stream(at, h.ErrorCode.CANCEL)
             for at in range(first, first + 200, 2)
         )
 
 
 def continuations() -> Iterator[bytes]:
     """A header block without end."""
-    yield BEGIN + h.frame(h.HEADERS, 0, 1, HEAD[:10])
-    yield from itertools.repeat(h.frame(h.CONTINUATION, 0, 1, b"a" * 100) * 50)
+    yield BEGIN + h.encode_frame(h.HEADERS, 0, 1, HEAD[:10])
+    yield from itertools.repeat(h.encode_frame(h.CONTINUATION, 0, 1, b"a" * 100) * 50)
 
 
 def header_tables() -> Iterator[bytes]:
     """One large entry of the table, named again and again in each block."""
     value = b"y" * 3900
     entry = b"\x40\x01x\x7f" + bytes([3900 - 127 & 127 | 128, 3900 - 127 >> 7]) + value
-    yield BEGIN + h.frame(h.HEADERS, h.END_HEADERS | h.END_STREAM, 1, HEAD + entry)
+    yield BEGIN + h.encode_frame(h.HEADERS, h.END_HEADERS | h.END_STREAM, 1, HEAD + entry)
     for stream in itertools.count(3, 2):
-        yield h.frame(h.HEADERS, h.END_HEADERS | h.END_STREAM, stream, HEAD + b"\xbe" * 15_000)
+        yield h.encode_frame(
+            h.HEADERS, h.END_HEADERS | h.END_STREAM, stream, HEAD + b"\xbe" * 15_000
+        )
 
 
 def table_sizes() -> Iterator[bytes]:
     """Header blocks that do nothing but resize the table."""
     yield BEGIN
     for stream in itertools.count(1, 2):
-        yield h.frame(h.HEADERS, h.END_HEADERS, stream, b"\x20" * 16_000)
+        yield h.encode_frame(h.HEADERS, h.END_HEADERS, stream, b"\x20" * 16_000)
 
 
 def _flood(frame: bytes, before: bytes = b"") -> Callable[[], Iterator[bytes]]:
@@ -205,9 +212,9 @@ def _flood(frame: bytes, before: bytes = b"") -> Callable[[], Iterator[bytes]]:
 
 def small_messages() -> Iterator[bytes]:
     """A stream of messages of five bytes, three thousand in each frame."""
-    yield BEGIN + h.frame(h.HEADERS, h.END_HEADERS, 1, head("Telemetry"))
+    yield BEGIN + h.encode_frame(h.HEADERS, h.END_HEADERS, 1, head("Telemetry"))
     for _ in range(40):
-        yield h.frame(h.DATA, 0, 1, EMPTY * 3000)
+        yield h.encode_frame(h.DATA, 0, 1, EMPTY * 3000)
 
 
 def small_fields() -> Iterator[bytes]:
@@ -217,17 +224,17 @@ def small_fields() -> Iterator[bytes]:
     message = b"\0" + struct.pack(">I", len(body)) + body
     for stream in itertools.count(1, 2):
         parts = [message[at : at + 16_000] for at in range(0, len(message), 16_000)]
-        yield h.frame(h.HEADERS, h.END_HEADERS, stream, head("SendMessage"))
+        yield h.encode_frame(h.HEADERS, h.END_HEADERS, stream, head("SendMessage"))
         for part in parts[:-1]:
-            yield h.frame(h.DATA, 0, stream, part)
-        yield h.frame(h.DATA, h.END_STREAM, stream, parts[-1])
+            yield h.encode_frame(h.DATA, 0, stream, part)
+        yield h.encode_frame(h.DATA, h.END_STREAM, stream, parts[-1])
 
 
 def open_streams() -> Iterator[bytes]:
     """1,000 calls that are begun, with deadlines."""
     block = head("QueryRoute", ("grpc-timeout", "60S"))
     yield BEGIN + b"".join(
-        h.frame(h.HEADERS, h.END_HEADERS, 2 * at + 1, block) for at in range(STREAMS)
+        h.encode_frame(h.HEADERS, h.END_HEADERS, 2 * at + 1, block) for at in range(STREAMS)
     )
     time.sleep(1.0)
 
@@ -301,11 +308,14 @@ def attacks(batch_fields: dict[str, str]) -> dict[str, Attack]:
         "HTTP/2: SETTINGS of 1,000 streams": (settings_of_many_streams, True),
         "HTTP/2: WINDOW_UPDATE of 1,000 answers": (windows_of_many_answers, True),
         "HTTP/2: the same, nothing is read": (windows_of_many_answers, False),
-        "HTTP/2: PING": (_flood(h.frame(h.PING, 0, 0, b"12345678")), True),
-        "HTTP/2: SETTINGS": (_flood(h.settings({h.Setting.INITIAL_WINDOW_SIZE: 9})), True),
-        "HTTP/2: PRIORITY": (_flood(h.frame(h.PRIORITY, 0, 1, b"\0\0\0\0\1")), True),
-        "HTTP/2: empty DATA": (_flood(h.frame(h.DATA, 0, 1), h.frame(1, 4, 1, HEAD)), True),
-        "HTTP/2: unknown frames": (_flood(h.frame(0xEE, 0, 0, b"x" * 100)), True),
+        "HTTP/2: PING": (_flood(h.encode_frame(h.PING, 0, 0, b"12345678")), True),
+        "HTTP/2: SETTINGS": (_flood(h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: 9})), True),
+        "HTTP/2: PRIORITY": (_flood(h.encode_frame(h.PRIORITY, 0, 1, b"\0\0\0\0\1")), True),
+        "HTTP/2: empty DATA": (
+            _flood(h.encode_frame(h.DATA, 0, 1), h.encode_frame(1, 4, 1, HEAD)),
+            True,
+        ),
+        "HTTP/2: unknown frames": (_flood(h.encode_frame(0xEE, 0, 0, b"x" * 100)), True),
         "HTTP/2: resets": (resets, True),
         "HTTP/2: CONTINUATION": (continuations, True),
         "HTTP/2: header tables": (header_tables, True),

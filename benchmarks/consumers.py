@@ -53,8 +53,8 @@ class Client:
         self._open: dict[int, tuple[Callable[[list[bytes]], None], bytearray]] = {}
         self.socket.sendall(
             h.PREFACE
-            + h.settings({h.Setting.INITIAL_WINDOW_SIZE: WINDOW})
-            + h.window_update(0, WINDOW)
+            + h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: WINDOW})
+            + h.encode_window_update(0, WINDOW)
         )
 
     def call(self, block: bytes, message: bytes, done: Callable[[list[bytes]], None]) -> None:
@@ -66,7 +66,7 @@ class Client:
         self._next += 2
         self._open[number] = done, bytearray()
         data = b"\0" + len(message).to_bytes(4, "big") + message
-        return h.frame(h.HEADERS, h.END_HEADERS, number, block) + h.frame(
+        return h.encode_frame(h.HEADERS, h.END_HEADERS, number, block) + h.encode_frame(
             h.DATA, h.END_STREAM, number, data
         )
 
@@ -75,7 +75,8 @@ class Client:
         h, data = self._h, b"\0" + len(message).to_bytes(4, "big") + message
         number, self._next = self._next, self._next + 2
         self.socket.sendall(
-            h.frame(h.HEADERS, h.END_HEADERS, number, block) + h.frame(h.DATA, 0, number, data)
+            h.encode_frame(h.HEADERS, h.END_HEADERS, number, block)
+            + h.encode_frame(h.DATA, 0, number, data)
         )
 
     def receive(self) -> None:

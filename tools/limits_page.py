@@ -164,7 +164,7 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
         Row("... that carries no bodies of messages", "proxy.limits:REQUEST_BYTES_MAX", "PAYLOAD_TOO_LARGE", ("the request has", _PROXY)),
         Row("... that sends: messages and their fields", "proxy.limits:SEND_FIELDS_MAX", "PAYLOAD_TOO_LARGE", ("messages and fields of messages.", _PROXY)),
         Row("... its messages without their bodies", "proxy.limits:SEND_METADATA_BYTES_MAX", "PAYLOAD_TOO_LARGE", ("bytes in addition to their bodies.", _PROXY)),
-        Row("Headers of a request", "wire.hpack:LIST_BYTES_MAX", "ENHANCE_YOUR_CALM", ("The headers of a request are above the limit of", "wire/hpack.py")),
+        Row("Headers of a request", "wire.hpack:HEADER_LIST_BYTES_MAX", "ENHANCE_YOUR_CALM", ("The headers of a request are above the limit of", "wire/hpack.py")),
         Row("Body of a message", "config.proxying:ProxyLimits.body_bytes_max", "MESSAGE_BODY_TOO_LARGE", ("message body cannot exceed the max", _PROXY), "`maxMessageSize` of rmq-proxy.json"),
         Row("Properties of a message", "userPropertyMaxNum", "MESSAGE_PROPERTIES_TOO_LARGE", ("too many user properties", _PROXY)),
         Row("... their names, values, tag and keys", "maxUserPropertySize", "as above", ("the total size of user property is too large", _PROXY)),

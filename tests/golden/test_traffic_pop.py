@@ -27,7 +27,7 @@ from sluicemq.config import BrokerConfig
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import tables
 from sluicemq.wire.frames import Command, decode, encode
-from sluicemq.wire.popping import Handle
+from sluicemq.wire.popping import ReceiptHandle
 
 TRAFFIC = Path(__file__).parent / "traffic" / "pop"
 DOCUMENTS = sorted(TRAFFIC.glob("*.json"))
@@ -182,9 +182,9 @@ def test_the_handle_that_the_proxy_makes_is_the_one_that_the_real_broker_wrote(n
             continue
         for popped in decode_popped(command, "broker-g"):
             written = popped.stored.properties.get("POP_CK")
-            assert written is None or popped.handle._replace(physical_offset=-1) == Handle.parse(
-                written
-            )
+            assert written is None or popped.handle._replace(
+                physical_offset=-1
+            ) == ReceiptHandle.parse(written)
 
 
 def message_of(message: Any) -> dict[str, Any]:

@@ -42,6 +42,7 @@ REWRITTEN: tuple[str, ...] = (
     "net",
     "operate",
     "proxy",
+    "wire",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""
 

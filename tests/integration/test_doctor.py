@@ -37,7 +37,7 @@ from sluicemq.record.codec import decode_records
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
-from sluicemq.wire.popping import AckMessageRequest, Handle, PopMessageRequest
+from sluicemq.wire.popping import AckMessageRequest, PopMessageRequest, ReceiptHandle
 from waiting import limit
 
 KEYS = ("account1", "secret-of-one")
@@ -469,10 +469,10 @@ class Popper:
         return [
             AckMessageRequest(
                 group="G", topic="T", queue_id=0, offset=one.queue_offset,
-                handle=Handle(
+                handle=ReceiptHandle(
                     found[0].queue_offset, pop_ms, hidden_ms, revive, 0, "broker-a", 0,
                     one.queue_offset,
-                ).text(),
+                ).encode(),
             )
             for one in found
         ]  # fmt: skip

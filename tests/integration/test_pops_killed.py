@@ -29,7 +29,7 @@ from sluicemq.errors import SluiceError
 from sluicemq.model.topic import pop_topic
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.wire.frames import Command
-from sluicemq.wire.popping import Handle
+from sluicemq.wire.popping import ReceiptHandle
 from thorough import seeds
 from waiting import limit, slowness
 
@@ -87,7 +87,7 @@ class Story:
     sent_s: float = 0.0  # its send was answered; 0: that is not known
     acked_s: float = 0.0  # its acknowledgement was answered
     due_s: float = 0.0  # it was told to come again then; 0: not known exactly
-    handle: Handle | None = None  # by which it was given last
+    handle: ReceiptHandle | None = None  # by which it was given last
     is_perhaps_done: bool = False  # somebody asked to acknowledge it by that handle
     given: int = 0
 
@@ -102,7 +102,7 @@ class Ledger:
     up_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def was_given(self, number: int, handle: Handle, asked_s: float) -> None:
+    def was_given(self, number: int, handle: ReceiptHandle, asked_s: float) -> None:
         with self.lock:
             story, at_s = self.stories[number], now_s()
             if story.acked_s and asked_s > story.acked_s:
@@ -189,7 +189,7 @@ class Popper(Client):
         for number, handle in found.items():
             self.see_to(channel, number, handle)
 
-    def see_to(self, channel: BlockingChannel, number: int, handle: Handle) -> None:
+    def see_to(self, channel: BlockingChannel, number: int, handle: ReceiptHandle) -> None:
         kind = self.random.random()
         if kind < self.share:
             self.acknowledge(channel, number, handle)
@@ -198,13 +198,13 @@ class Popper(Client):
         elif kind < self.share + 0.2:
             self.change(channel, number, handle, self.random.choice((2000, 3000)))
 
-    def fields(self, handle: Handle) -> dict[str, object]:
+    def fields(self, handle: ReceiptHandle) -> dict[str, object]:
         return {
             "consumerGroup": "G", "topic": pop_topic("T", "G", handle.kind),
-            "queueId": handle.queue_id, "offset": handle.offset, "extraInfo": handle.text(),
+            "queueId": handle.queue_id, "offset": handle.offset, "extraInfo": handle.encode(),
         }  # fmt: skip
 
-    def acknowledge(self, channel: BlockingChannel, number: int, handle: Handle) -> None:
+    def acknowledge(self, channel: BlockingChannel, number: int, handle: ReceiptHandle) -> None:
         story = self.ledger.stories[number]
         self.unsure(story)
         with self.ledger.lock:
@@ -215,7 +215,9 @@ class Popper(Client):
             if answer.code == OK and now_s() < handle.deadline_ms / 1000:
                 story.acked_s = now_s()
 
-    def change(self, channel: BlockingChannel, number: int, handle: Handle, hidden_ms: int) -> None:
+    def change(
+        self, channel: BlockingChannel, number: int, handle: ReceiptHandle, hidden_ms: int
+    ) -> None:
         story = self.ledger.stories[number]
         self.unsure(story)
         answer = call(channel, CHANGE, self.fields(handle) | {"invisibleTime": hidden_ms})

@@ -17,7 +17,7 @@ ENTRY_BYTES = 32
 def _codes() -> dict[int, tuple[int, int]]:
     """symbol -> code, bits."""
     found, code, length = {}, 0, 0
-    for bits, symbol in sorted((int(c, 36), n) for n, c in enumerate(hpack.CODE_BITS)):
+    for bits, symbol in sorted((int(c, 36), n) for n, c in enumerate(hpack.HUFFMAN_CODE_LENGTHS)):
         code <<= bits - length
         found[symbol] = (code, bits)
         code, length = code + 1, bits
@@ -54,7 +54,7 @@ def plain(text: str) -> bytes:
 class HeaderWriter:
     """Writes header blocks with a table of its own."""
 
-    def __init__(self, size_max: int = hpack.TABLE_BYTES_MAX) -> None:
+    def __init__(self, size_max: int = hpack.DYNAMIC_TABLE_BYTES_MAX) -> None:
         self.entries: list[tuple[str, str]] = []  # the newest first
         self.size_max = size_max
 
@@ -63,7 +63,7 @@ class HeaderWriter:
         return b"".join(self._field(field, form) for field in fields)
 
     def _field(self, field: tuple[str, str], form: int) -> bytes:
-        known = [*hpack.STATIC, *self.entries]
+        known = [*hpack.STATIC_TABLE, *self.entries]
         if field in known[1:]:
             return number(known.index(field, 1), 0x7F, 0x80)
         names = [name for name, _ in known]
@@ -93,12 +93,12 @@ class Frame(NamedTuple):
 def frames_of(data: bytes) -> tuple[list[Frame], bytes]:
     """Whole frames, and what is left."""
     found, position = [], 0
-    while len(data) - position >= h.HEAD_BYTES:
+    while len(data) - position >= h.FRAME_HEADER_BYTES:
         mark, flags, stream = struct.unpack_from(">IBI", data, position)
-        end = position + h.HEAD_BYTES + (mark >> 8)
+        end = position + h.FRAME_HEADER_BYTES + (mark >> 8)
         if end > len(data):
             break
-        found.append(Frame(mark & 0xFF, flags, stream, data[position + h.HEAD_BYTES : end]))
+        found.append(Frame(mark & 0xFF, flags, stream, data[position + h.FRAME_HEADER_BYTES : end]))
         position = end
     return found, data[position:]
 
@@ -129,7 +129,7 @@ class Client:
             context.set_alpn_protocols(["h2"])
             self.socket = context.wrap_socket(self.socket)
         self.writer = HeaderWriter()
-        self.reader = hpack.HeaderReader()
+        self.reader = hpack.HeaderDecoder()
         self.frames: list[Frame] = []
         self.headers: dict[int, dict[str, str]] = {}
         self._rest = b""
@@ -143,7 +143,7 @@ class Client:
 
     def begin(self, *settings: tuple[int, int]) -> Self:
         pairs = b"".join(struct.pack(">HI", *item) for item in settings)
-        self.send(h.PREFACE + h.frame(h.SETTINGS, 0, 0, pairs))
+        self.send(h.PREFACE + h.encode_frame(h.SETTINGS, 0, 0, pairs))
         return self
 
     def send(self, data: bytes) -> None:
@@ -160,13 +160,13 @@ class Client:
     def open(self, path: str, *fields: tuple[str, str], flags: int = h.END_HEADERS) -> int:
         """A stream whose client has not said all."""
         self._last += 2
-        self.send(h.frame(h.HEADERS, flags, self._last, self.request(path, *fields)))
+        self.send(h.encode_frame(h.HEADERS, flags, self._last, self.request(path, *fields)))
         return self._last
 
     def call(self, path: str, data: bytes, *fields: tuple[str, str]) -> Answer:
         """A whole call."""
         stream = self.open(path, *fields)
-        self.send(h.frame(h.DATA, h.END_STREAM, stream, message(data)))
+        self.send(h.encode_frame(h.DATA, h.END_STREAM, stream, message(data)))
         return self.answer(stream)
 
     def read(self) -> bool:
@@ -178,7 +178,7 @@ class Client:
         found, self._rest = frames_of(self._rest + data)
         for frame in found:
             if frame.kind == h.HEADERS:
-                self.headers.setdefault(frame.stream, {}).update(self.reader.read(frame.payload))
+                self.headers.setdefault(frame.stream, {}).update(self.reader.decode(frame.payload))
         self.frames += found
         return bool(data)
 
@@ -206,9 +206,9 @@ class Client:
             data = data[5 + size :]
         return Answer(self.headers[stream], found)
 
-    def ended(self) -> h.Code:
+    def ended(self) -> h.ErrorCode:
         """Reads to the end of the connection; the code of its GOAWAY."""
         while self.read():
             pass
         (frame,) = (frame for frame in self.frames if frame.kind == h.GOAWAY)
-        return h.Code(struct.unpack(">I", frame.payload[4:8])[0])
+        return h.ErrorCode(struct.unpack(">I", frame.payload[4:8])[0])

@@ -14,7 +14,7 @@ from fuzz.grpc_calls import SERVICE
 from http2_client import frames_of, message
 from sluicemq.net.http2 import Http2Connection
 from sluicemq.wire import http2 as h
-from sluicemq.wire.hpack import HeaderReader, encode_headers
+from sluicemq.wire.hpack import HeaderDecoder, encode_headers
 from sluicemq.wire.http2 import Http2Error
 
 pytestmark = pytest.mark.slow
@@ -32,12 +32,12 @@ FIELDS = st.lists(st.tuples(NAMES, LATIN), max_size=10)
 
 @given(st.lists(st.tuples(FIELDS, st.booleans(), st.sampled_from([None, 0, 50, 4096])), max_size=6))
 def test_what_hpack_writes_is_read(blocks: list[tuple[list[tuple[str, str]], bool, Any]]) -> None:
-    encoder, reader = hpack.Encoder(), HeaderReader()
+    encoder, reader = hpack.Encoder(), HeaderDecoder()
     for fields, is_coded, size in blocks:
         if size is not None:
             encoder.header_table_size = size
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields]
-        assert reader.read(encoder.encode(raw, huffman=is_coded)) == dict(fields)
+        assert reader.decode(encoder.encode(raw, huffman=is_coded)) == dict(fields)
 
 
 @given(FIELDS)
@@ -61,7 +61,7 @@ def test_of_a_changed_block_both_make_the_same(
         theirs = {n.decode("latin-1"): v.decode("latin-1") for n, v in found}
     mine: dict[str, str] | None = None
     with contextlib.suppress(Http2Error):
-        mine = HeaderReader().read(bytes(block))
+        mine = HeaderDecoder().decode(bytes(block))
     assert mine == theirs
 
 
@@ -99,7 +99,7 @@ class Talk:
             await settle(self.connection, self.wire)
             written, self.wire.written = self.wire.written, b""
             for frame in frames_of(written)[0]:  # h2 takes larger ones from the next call on
-                for event in self.client.receive_data(h.frame(*frame)):
+                for event in self.client.receive_data(h.encode_frame(*frame)):
                     self.see(event)
             assert not self.wire.is_closed
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from simulation.pops import POP, ack, fields_of, handles, pop_fields
 from simulation.stepped import SteppedBroker, SteppedClient, send_fields
 from sluicemq.model.topic import TopicConfig
-from sluicemq.wire.popping import Handle
+from sluicemq.wire.popping import ReceiptHandle
 
 CHANGE = 200053
 GROUPS, QUEUES, TIMES_MS = ("G", "H"), 3, (1000, 5000, 30_000)
@@ -38,7 +38,7 @@ class Model:
         self.broker.core.topics.put(TopicConfig("T", QUEUES, QUEUES))
         self.client: SteppedClient = self.broker.connect()
         self.sent = 0
-        self.held: dict[str, dict[int, Handle]] = {group: {} for group in GROUPS}
+        self.held: dict[str, dict[int, ReceiptHandle]] = {group: {} for group in GROUPS}
         self.done: dict[str, set[int]] = {group: set() for group in GROUPS}
 
     def send(self, queue_id: int, count: int) -> None:
@@ -62,7 +62,7 @@ class Model:
             assert handle.deadline_ms == now_ms + invisible_ms
             held[number] = handle
 
-    def chosen(self, group: str, index: int) -> tuple[int, Handle] | None:
+    def chosen(self, group: str, index: int) -> tuple[int, ReceiptHandle] | None:
         held = sorted(self.held[group].items())
         return held[index % len(held)] if held else None
 
@@ -86,7 +86,7 @@ class Model:
         number, handle = found
         fields = {
             "consumerGroup": group, "topic": topic_of(group, handle), "queueId": handle.queue_id,
-            "offset": handle.offset, "extraInfo": handle.text(), "invisibleTime": invisible_ms,
+            "offset": handle.offset, "extraInfo": handle.encode(), "invisibleTime": invisible_ms,
         }  # fmt: skip
         answer = fields_of(self.client.call(CHANGE, fields))
         self.held[group][number] = handle._replace(
@@ -107,7 +107,7 @@ class Model:
             assert not missing
 
 
-def topic_of(group: str, handle: Handle) -> str:
+def topic_of(group: str, handle: ReceiptHandle) -> str:
     return f"%RETRY%{group}_T" if handle.kind else "T"
 
 

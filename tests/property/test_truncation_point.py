@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicemq.wire.ha import Epoch, consistent_end
+from sluicemq.wire.ha import LogTerm, common_end
 
 Written = list[int]
 """A log: each byte is the epoch that wrote it."""
@@ -29,13 +29,13 @@ def common(one: Written, other: Written) -> int:
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def epochs_of(log: Written) -> list[Epoch]:
-    return [Epoch(e, at) for at, e in enumerate(log) if at == 0 or log[at - 1] != e]
+def epochs_of(log: Written) -> list[LogTerm]:
+    return [LogTerm(e, at) for at, e in enumerate(log) if at == 0 or log[at - 1] != e]
 
 
 @given(logs())
 def test_logs_part_where_their_epochs_say(replicas: list[Written]) -> None:
     for one in replicas:
         for other in replicas:
-            found = consistent_end(epochs_of(one), len(one), epochs_of(other), len(other))
+            found = common_end(epochs_of(one), len(one), epochs_of(other), len(other))
             assert max(found, 0) == common(one, other)

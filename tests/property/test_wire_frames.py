@@ -23,8 +23,8 @@ from sluicemq.wire.frames import (
     JSON,
     LANGUAGES,
     Command,
+    FrameBuffer,
     FrameReader,
-    Pieces,
     decode,
     encode,
 )
@@ -94,13 +94,13 @@ def test_any_cut_of_a_recorded_stream_calls_the_same_handlers(
         seen: list[tuple[object, ...]] = []
         codes = range(10, 402)
         dispatcher = Dispatcher({code: lambda c, _: seen.append(content(c)) for code in codes})
-        pieces, peer, answers = Pieces(), make_peer(), b""
+        pieces, peer, answers = FrameBuffer(), make_peer(), b""
         for part in parts:
-            data = pieces.add(part)
+            data = pieces.join(part)
             while data:
                 used, answer = dispatcher.handle_frames(data, peer)
                 answers += answer
-                data = pieces.keep(data[used:]) if used < len(data) else None
+                data = pieces.keep_rest(data[used:]) if used < len(data) else None
         return seen, answers
 
     assert run(pieces_of(stream, cuts)) == run(iter([stream]))
@@ -214,7 +214,7 @@ object_keys = st.dictionaries(
     st.integers(0, 9) | utf8_texts,
     min_size=1,
     max_size=3,
-).map(fastjson.object_key)
+).map(fastjson.make_object_key)
 scalars = st.booleans() | st.integers(-(2**53), 2**53) | utf8_texts.filter(lambda t: "$" not in t)
 fastjson_values = st.recursive(
     scalars,

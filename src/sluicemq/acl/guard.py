@@ -44,8 +44,8 @@ from sluicemq.model.system_names import stores_other_topics_messages
 from sluicemq.record.codec import parse_head, value_of
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.frames import Command, encode_answer
-from sluicemq.wire.signature import ACCESS_KEY, UNIQUE_KEY_QUERY, Key, signed_names
+from sluicemq.wire.frames import Command, encode_response
+from sluicemq.wire.signature import ACCESS_KEY, UNIQUE_KEY_QUERY, SigningKey, signed_names
 
 log = logging.getLogger(__name__)
 
@@ -334,7 +334,7 @@ class Guard:
         if topic not in topics:
             if len(topics) >= TOPICS_MAX:
                 topics.clear()
-            key = Key(account.secret_key)
+            key = SigningKey(account.secret_key)
             topics[topic] = _SendVerifier(key.begin, key.finish, {})
         if UNIQUE_KEY_QUERY not in fields:  # old clients do not sign it
             topics[topic].signed_values[len(fields)] = itemgetter(*signed_names(tuple(fields)))
@@ -359,7 +359,7 @@ class Guard:
             self._logged.add(told)
             reason = verdict.reason[:REASON_SHOWN_MAX]
             log.warning("Refused request %d from %s: %r", command.code, peer.remote, reason)
-        return encode_answer(command, ResponseCode.SYSTEM_ERROR, remark=refusal_remark(verdict))
+        return encode_response(command, ResponseCode.SYSTEM_ERROR, remark=refusal_remark(verdict))
 
     def check_topic(self, topic: str, need: Permission) -> Verdict:
         """Return the verdict on what the current request does with a topic.

@@ -47,7 +47,7 @@ from sluicemq.model.topic import DEFAULT_TOPIC, pop_origin
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import RequestCode as R
 from sluicemq.wire.popping import decode_pop_acks
-from sluicemq.wire.signature import ACCESS_KEY, CALL_SCHEME, SIGNATURE, call_date_ms, sign
+from sluicemq.wire.signature import ACCESS_KEY, CALL_SCHEME, SIGNATURE, parse_call_date, sign
 
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
 Fields = Mapping[str, str]
@@ -349,7 +349,7 @@ def identify_call(
     verdict = _identify(rules, host, access_key, is_signed)
     if verdict.account is None or not age_s_max:
         return verdict
-    date_ms = call_date_ms(date_time)
+    date_ms = parse_call_date(date_time)
     if date_ms is not None and abs(now_ms - date_ms) <= age_s_max * 1000:
         return verdict
     far = (

@@ -45,7 +45,7 @@ from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.topic import DataVersion
 from sluicemq.wire import tables
-from sluicemq.wire.tables import Unknown
+from sluicemq.wire.tables import UnknownFields
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ class Offsets:
         self.on_save: Callable[[], None] = lambda: None
         """Called before the table is copied for the file."""
         self.version = DataVersion()
-        self._unknown = Unknown()
+        self._unknown = UnknownFields()
         self._commits = 0
         directory = f"{settings.store.root}/config"
 

@@ -60,12 +60,10 @@ from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
-    BrokerRequest,
     GetRouteRequest,
-    RegisterBrokerRequest,
-    RegisterBrokerResponse,
     TopicRequest,
 )
+from sluicemq.wire.registration import BrokerRequest, RegisterBrokerRequest, RegisterBrokerResponse
 from sluicemq.wire.replicas import BrokerHeartbeatRequest
 from sluicemq.wire.signature import sign_command
 

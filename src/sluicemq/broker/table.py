@@ -43,6 +43,7 @@ from sluicemq.wire import popping as p
 from sluicemq.wire import replicas as r
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import decode_header
+from sluicemq.wire.staging import CommitEpochRequest
 
 
 class Row(NamedTuple):
@@ -68,7 +69,7 @@ TABLE: Final[dict[int, Row]] = {
     Code.END_TRANSACTION: Row(h.EndTransactionRequest, TransactionRequests.end),
     Code.SLUICE_LIST_TRANSACTIONS: Row(h.ListTransactionsRequest, TransactionRequests.listed),
     Code.SLUICE_RESOLVE_TRANSACTION: Row(h.ResolveTransactionRequest, TransactionRequests.resolve),
-    Code.SLUICE_COMMIT_EPOCH: Row(h.CommitEpochRequest, Epochs.commit),
+    Code.SLUICE_COMMIT_EPOCH: Row(CommitEpochRequest, Epochs.commit),
     Code.RECALL_MESSAGE: Row(h.RecallMessageRequest, DelayRequests.recall),
     Code.SLUICE_LIST_DELAYED: Row(h.ListDelayedRequest, DelayRequests.listed),
     Code.SLUICE_CANCEL_DELAYED: Row(h.CancelDelayedRequest, DelayRequests.cancel),
@@ -155,13 +156,13 @@ TABLE: Final[dict[int, Row]] = {
     Code.SLUICE_REPLICA_STATUS: Row(None, ReplicaAdmin.status),
     Code.SLUICE_SWITCH_MASTER: Row(None, ReplicaAdmin.switch),
     Code.SLUICE_ELECT_MASTER: Row(None, ReplicaAdmin.elect),
-    Code.NOTIFY_MIN_BROKER_ID_CHANGE: Row(r.SmallestIdChangedRequest, ReplicaRequests.smallest_id),
-    Code.EXCHANGE_BROKER_HA_INFO: Row(r.ExchangeReplicaRequest, ReplicaRequests.exchange),
+    Code.NOTIFY_MIN_BROKER_ID_CHANGE: Row(r.MinBrokerIdChangedRequest, ReplicaRequests.smallest_id),
+    Code.EXCHANGE_BROKER_HA_INFO: Row(r.ExchangeHaInfoRequest, ReplicaRequests.exchange),
     Code.GET_BROKER_HA_STATUS: Row(None, ReplicaRequests.ha_status),
     Code.RESET_MASTER_FLUSH_OFFSET: Row(None, ReplicaRequests.reset_flushed),
     Code.SLUICE_FOLLOW_STATE: Row(r.FollowStateRequest, ReplicaRequests.follow_state),
     Code.SLUICE_HAND_BACK: Row(None, ReplicaRequests.hand_back),
-    Code.SLUICE_SPEAK_FOR: Row(r.SpeakForRequest, ReplicaRequests.speak_for),
+    Code.SLUICE_SPEAK_FOR: Row(r.ForwardedForRequest, ReplicaRequests.speak_for),
     # --- access rules
     Code.UPDATE_AND_CREATE_ACL_CONFIG: Row(h.UpdateAccountRequest, AccessAdmin.update_account),
     Code.DELETE_ACL_CONFIG: Row(h.DeleteAccountRequest, AccessAdmin.delete_account),

@@ -59,7 +59,14 @@ from sluicemq.model.topic import (
 )
 from sluicemq.wire import tables
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.tables import Texts, Unknown, group_from, group_object, topic_from, topic_object
+from sluicemq.wire.tables import (
+    RenderedItems,
+    UnknownFields,
+    group_from,
+    group_object,
+    topic_from,
+    topic_object,
+)
 
 log = logging.getLogger(__name__)
 
@@ -125,8 +132,8 @@ class Table(ABC, Generic[Config, Item]):
         """Called after `on_change` if the topic or group was created."""
         self.on_removed: Callable[[str], None] = lambda name: None
         """Called after `on_change` if the topic or group was deleted."""
-        self._unknown = Unknown()
-        self._texts: Texts[Config] = {}
+        self._unknown = UnknownFields()
+        self._texts: RenderedItems[Config] = {}
         self.document = Document(
             files,
             f"{settings.store.root}/config/{path}",

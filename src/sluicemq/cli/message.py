@@ -68,7 +68,8 @@ _waiting = fields(
 )
 _open = fields(
     "id=transaction_id checks group topic keys tag queue_id began_time_ms=began_ms "
-    "next_check_time_ms=next_check_ms asked half_queue_offset physical_offset body_bytes"
+    "next_check_time_ms=next_check_ms asked=asked_client_address half_queue_offset "
+    "physical_offset body_bytes"
 )
 _topic_option = click.option(
     "-t", "--topic", help="Topic of the message; without it all are searched."

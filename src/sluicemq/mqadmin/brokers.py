@@ -23,7 +23,7 @@ def cluster_list(session: Session, given: Given) -> None:
     while True:
         info = session.admin.cluster_info()
         wanted = given.get("clusterName")
-        clusters = [wanted] if wanted is not None else tables.hash_ordered(info.clusters)
+        clusters = [wanted] if wanted is not None else tables.sort_keys_as_java(info.clusters)
         if "moreStats" in given:
             session.say(
                 _MORE.format(
@@ -119,7 +119,9 @@ def broker_settings(session: Session, given: Given) -> None:
     for heading, address in _each(session, given):
         session.say(heading)
         if address:
-            for key, value in tables.hash_map(session.admin.broker_settings(address)).items():
+            for key, value in tables.sort_map_as_java(
+                session.admin.broker_settings(address)
+            ).items():
                 session.say(f"{key:<50}=  {value}")
             session.say()
 
@@ -140,7 +142,9 @@ def name_server_settings(session: Session, _given: Given) -> None:
     """All of them, of each."""
     for server in session.admin.name_servers:
         session.say(f"============{server}============")
-        for key, value in tables.hash_map(session.admin.name_server_settings(server)).items():
+        for key, value in tables.sort_map_as_java(
+            session.admin.name_server_settings(server)
+        ).items():
             session.say(f"{key:<50}=  {value}")
 
 
@@ -255,7 +259,7 @@ def statistics(session: Session, given: Given) -> None:
             "#OutMsg24Hour",
         )
     )  # fmt: skip
-    for topic in tables.hash_ordered(session.admin.topics()):
+    for topic in tables.sort_keys_as_java(session.admin.topics()):
         if is_group_topic(topic) or given.get("topic", topic) != topic:
             continue
         for line in _topic_statistics(session, topic, only_active="activeTopic" in given):
@@ -270,7 +274,7 @@ def _topic_statistics(session: Session, topic: str, *, only_active: bool) -> Ite
     came_rate, came = session.admin.statistic("TOPIC_PUT_NUMS", topic, topic)
     if not groups and (came or not only_active):
         yield _STATS.format(topic[:64], "", 0, f"{came_rate:.2f}", "", came, "NO_CONSUMER")
-    for group in tables.hash_ordered(groups):
+    for group in tables.sort_keys_as_java(groups):
         went_rate, went = session.admin.statistic("GROUP_GET_NUMS", f"{topic}@{group}", topic)
         behind = sum(one.offset_max - one.committed for one in session.admin.progress(group, topic))
         if not only_active or came or went:

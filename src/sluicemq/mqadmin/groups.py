@@ -123,7 +123,7 @@ def producer_connection(session: Session, given: Given) -> None:
 
 def producers(session: Session, given: Given) -> None:
     """All that a broker knows."""
-    for group, ones in tables.hash_map(session.admin.producers(given["broker"])).items():
+    for group, ones in tables.sort_map_as_java(session.admin.producers(given["broker"])).items():
         for one in ones:
             text = ", ".join(f"{key}={one[key]}" for key in ("language", "version"))
             session.say(
@@ -201,7 +201,7 @@ def _all_groups(session: Session) -> None:
     session.say(
         _GROUPS.format("#Group", "#Count", "#Version", "#Type", "#Model", "#TPS", "#Diff Total")
     )
-    for topic in tables.hash_ordered(session.admin.topics()):
+    for topic in tables.sort_keys_as_java(session.admin.topics()):
         if not is_retry_topic(topic):
             continue
         group = topic.removeprefix(RETRY_PREFIX)

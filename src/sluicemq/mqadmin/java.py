@@ -142,7 +142,7 @@ def properties(message: StoredMessage, bounds: tuple[int, int] | None = None) ->
     found: dict[str, object] = dict(message.properties)
     if bounds is not None:
         found |= dict(zip(("MIN_OFFSET", "MAX_OFFSET"), bounds, strict=True))
-    return tables.hash_map(found, 128)
+    return tables.sort_map_as_java(found, 128)
 
 
 def message_text(message: StoredMessage, bounds: tuple[int, int]) -> str:

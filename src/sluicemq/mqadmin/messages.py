@@ -62,7 +62,7 @@ def show_message(
 
 def _tracks(session: Session, message: StoredMessage) -> Iterator[str]:
     """What became of it in each group of its topic."""
-    for group in tables.hash_ordered(session.admin.groups_of_topic(message.topic)):
+    for group in tables.sort_keys_as_java(session.admin.groups_of_topic(message.topic)):
         kind, why = "UNKNOWN", None
         try:
             kind = _track(session, message, group)

@@ -150,7 +150,7 @@ def update_order_conf(session: Session, given: Given) -> None:
 
 def topic_list(session: Session, given: Given) -> None:
     """All names; with -c their clusters and groups."""
-    names = tables.hash_ordered(session.admin.topics())
+    names = tables.sort_keys_as_java(session.admin.topics())
     if "clusterModel" not in given:
         for name in names:
             session.say(name)
@@ -230,4 +230,4 @@ def allocate_mq(session: Session, given: Given) -> None:
     shares = {
         one: list(map(queue_object, allocate_average(one, queues, members))) for one in members
     }
-    session.say(fastjson.dumps_strict({"result": tables.hash_map(shares)}).decode())
+    session.say(fastjson.dumps_strict({"result": tables.sort_map_as_java(shares)}).decode())

@@ -44,8 +44,20 @@ from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.registration import RegisterBody, decode_register_body
-from sluicemq.wire.replicas import BrokerHeartbeatRequest, GetBrokerMemberGroupRequest
+from sluicemq.wire.registration import (
+    BrokerRequest,
+    QueryDataVersionResponse,
+    RegisterBody,
+    RegisterBrokerRequest,
+    decode_register_body,
+)
+from sluicemq.wire.replicas import (
+    BrokerHeartbeatRequest,
+    GetBrokerMemberGroupRequest,
+    WritePermissionAddedResponse,
+    WritePermissionRequest,
+    WritePermissionWipedResponse,
+)
 from sluicemq.wire.tables import (
     decode_data_version,
     decode_kv_config_file,
@@ -135,12 +147,12 @@ def failure(code: ResponseCode, remark: str) -> Command:
 def _is_brief(body: bytes) -> bool:
     """Return whether a registration is plain JSON of so few values that it can be decoded here."""
     is_short = body[:1] in (b"", b"{") and len(body) <= INLINE_BYTES
-    return is_short and fastjson.weigh(body).values <= INLINE_VALUES
+    return is_short and fastjson.bound_counts(body).values <= INLINE_VALUES
 
 
 def _decode_registration(
     command: Command,
-    header: h.RegisterBrokerRequest,
+    header: RegisterBrokerRequest,
     bytes_max: int,
     is_wanted: Callable[[], bool],
 ) -> RegisterBody:
@@ -199,7 +211,7 @@ class Requests:
 
     # ------------------------------------------------------------------------------- brokers
 
-    def register_broker(self, header: h.RegisterBrokerRequest, call: Call) -> WorkItem[Command]:
+    def register_broker(self, header: RegisterBrokerRequest, call: Call) -> WorkItem[Command]:
         """103. A broker's topics are decoded in another thread and taken over in slices."""
         command, peer, _ = call
         decode = partial(
@@ -215,7 +227,7 @@ class Requests:
 
     def _take_over(
         self,
-        header: h.RegisterBrokerRequest,
+        header: RegisterBrokerRequest,
         call: Call,
         body: RegisterBody,
         topics: dict[str, TopicConfig],
@@ -257,17 +269,17 @@ class Requests:
             return success(encode_header(master))
         return success(encode_header(master), bodies.encode_kv_table(orders))
 
-    def unregister_broker(self, header: h.BrokerRequest, _call: Call) -> WorkItem[None]:
+    def unregister_broker(self, header: BrokerRequest, _call: Call) -> WorkItem[None]:
         yield from self.table.unregistering(header.cluster, header.broker, header.address)
         log.info("broker %s at %s unregisters", header.broker, header.address)
 
-    def query_data_version(self, header: h.BrokerRequest, call: Call) -> Command:
+    def query_data_version(self, header: BrokerRequest, call: Call) -> Command:
         """322: may the broker skip its registration?"""
         held = self.table.version_of(header.cluster, header.address)
         self.table.refresh(header.cluster, header.address, call.now_ms)
         changed = held is None or held != decode_data_version(call.command.body or b"{}")
         body = b"" if held is None else encode_data_version(held)
-        return success(encode_header(h.QueryDataVersionResponse(changed=changed)), body)
+        return success(encode_header(QueryDataVersionResponse(changed=changed)), body)
 
     def broker_heartbeat(self, header: BrokerHeartbeatRequest, call: Call) -> None:
         self.table.refresh(header.cluster, header.address, call.now_ms)
@@ -281,18 +293,18 @@ class Requests:
         return success(body=body)
 
     def wipe_write_permission(
-        self, header: h.WritePermissionRequest, _call: Call
+        self, header: WritePermissionRequest, _call: Call
     ) -> WorkItem[Command]:
         count = yield from self.table.wiping_write_permission(header.broker)
         log.info("write permission of broker %s taken from %d topics", header.broker, count)
-        return success(encode_header(h.WritePermissionWipedResponse(topic_count=count)))
+        return success(encode_header(WritePermissionWipedResponse(topic_count=count)))
 
     def add_write_permission(
-        self, header: h.WritePermissionRequest, _call: Call
+        self, header: WritePermissionRequest, _call: Call
     ) -> WorkItem[Command]:
         count = yield from self.table.adding_write_permission(header.broker)
         log.info("write permission of broker %s given to %d topics", header.broker, count)
-        return success(encode_header(h.WritePermissionAddedResponse(topic_count=count)))
+        return success(encode_header(WritePermissionAddedResponse(topic_count=count)))
 
     def cluster_info(self, _header: None, call: Call) -> WorkItem[Command]:
         """106: integer keys for every version."""
@@ -468,14 +480,14 @@ class Row(NamedTuple):
 
 
 TABLE: Final[dict[int, Row]] = {
-    Code.REGISTER_BROKER: Row(h.RegisterBrokerRequest, Requests.register_broker),
-    Code.UNREGISTER_BROKER: Row(h.BrokerRequest, Requests.unregister_broker),
-    Code.QUERY_DATA_VERSION: Row(h.BrokerRequest, Requests.query_data_version),
+    Code.REGISTER_BROKER: Row(RegisterBrokerRequest, Requests.register_broker),
+    Code.UNREGISTER_BROKER: Row(BrokerRequest, Requests.unregister_broker),
+    Code.QUERY_DATA_VERSION: Row(BrokerRequest, Requests.query_data_version),
     Code.BROKER_HEARTBEAT: Row(BrokerHeartbeatRequest, Requests.broker_heartbeat),
     Code.GET_BROKER_MEMBER_GROUP: Row(GetBrokerMemberGroupRequest, Requests.member_group),
     Code.GET_BROKER_CLUSTER_INFO: Row(None, Requests.cluster_info),
-    Code.WIPE_WRITE_PERM_OF_BROKER: Row(h.WritePermissionRequest, Requests.wipe_write_permission),
-    Code.ADD_WRITE_PERM_OF_BROKER: Row(h.WritePermissionRequest, Requests.add_write_permission),
+    Code.WIPE_WRITE_PERM_OF_BROKER: Row(WritePermissionRequest, Requests.wipe_write_permission),
+    Code.ADD_WRITE_PERM_OF_BROKER: Row(WritePermissionRequest, Requests.add_write_permission),
     Code.GET_ROUTEINFO_BY_TOPIC: Row(h.GetRouteRequest, Requests.route),
     Code.REGISTER_TOPIC_IN_NAMESRV: Row(h.TopicRequest, Requests.register_topic),
     Code.DELETE_TOPIC_IN_NAMESRV: Row(h.DeleteTopicInNameServerRequest, Requests.delete_topic),

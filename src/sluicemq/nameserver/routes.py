@@ -67,7 +67,7 @@ from sluicemq.model.topic import (
     TopicConfig,
     TopicRoute,
 )
-from sluicemq.wire.headers import RegisterBrokerResponse
+from sluicemq.wire.registration import RegisterBrokerResponse
 
 T = TypeVar("T")
 TIMEOUT_MS = 120_000

@@ -32,7 +32,7 @@ from sluicemq.supervision import Supervisor
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.replicas import SmallestIdChangedRequest
+from sluicemq.wire.replicas import MinBrokerIdChangedRequest
 
 log = logging.getLogger("sluicemq.nameserver")
 
@@ -185,7 +185,7 @@ class NameServer:
         if not self.requests.config.notify_smallest_id or self._closing:
             return
         fields = encode_header(
-            SmallestIdChangedRequest(
+            MinBrokerIdChangedRequest(
                 broker_id=change.broker_id,
                 address=change.address,
                 offline_address=change.offline_address,

@@ -14,7 +14,14 @@ from typing import Final
 from sluicemq.errors import ConnectionLostError, RequestTimeoutError
 from sluicemq.model.ids import parse_host
 from sluicemq.net.tls import TLS_HINT, Tls
-from sluicemq.wire.frames import FLAG_ONEWAY, Command, check_total, decode, encode, encode_start
+from sluicemq.wire.frames import (
+    FLAG_ONEWAY,
+    Command,
+    check_frame_size,
+    decode,
+    encode,
+    encode_start,
+)
 
 READ_AHEAD_BYTES: Final = 64 * 1024
 """Reading ahead fetches many small responses at once; of a large one only this much is moved."""
@@ -125,7 +132,7 @@ class BlockingChannel:
         try:
             self._fill(4)
             total = _TOTAL.unpack_from(self._buffer, self._start)[0]
-            check_total(total)
+            check_frame_size(total)
             self._fill(4 + total)
             start = self._start + 4
             command = decode(memoryview(self._buffer)[start : start + total])

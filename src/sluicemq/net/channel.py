@@ -262,7 +262,7 @@ class Channel:
     def _settle_sends(self, data: bytes) -> bytes:
         """Let the compiled engine complete calls of plain sends; return the bytes it left."""
         assert _settle_sends is not None
-        whole = self._reader.add(data)
+        whole = self._reader.join(data)
         return whole[_settle_sends(whole, self._calls) :] if whole else b""
 
     def set_writing_paused(self, is_paused: bool) -> None:

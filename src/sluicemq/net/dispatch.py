@@ -53,12 +53,12 @@ from sluicemq.wire.frames import (
     JSON,
     SERVER_LANGUAGE,
     Command,
-    Pieces,
-    check_total,
-    command_of,
+    FrameBuffer,
+    build_command,
+    check_frame_size,
     decode,
     encode,
-    encode_answer,
+    encode_response,
 )
 
 log = logging.getLogger(__name__)
@@ -378,7 +378,7 @@ class Dispatcher:
                             continue
                     except Exception as error:  # noqa: BLE001 - it becomes the response
                         if fast_handler is not None:
-                            failed = command_of(values, header, body)
+                            failed = build_command(values, header, body)
                             responses.append(self._encode_failure(error, failed))
                             position = end
                             continue
@@ -389,7 +389,7 @@ class Dispatcher:
                 command = (
                     self._decode_unusual_frame(data, position + 4, end, header_mark)
                     if is_unusual
-                    else command_of(values, header, body)
+                    else build_command(values, header, body)
                 )
             except ProtocolError:
                 scheduler.spent(peer, last_s)
@@ -423,22 +423,22 @@ class Dispatcher:
                 return self._encode_failure(error, command)
         return self._handle_request(command, peer, is_authorized=True)
 
-    def handle_data(self, pieces: Pieces, peer: Peer, data: bytes) -> None:
+    def handle_data(self, frame_buffer: FrameBuffer, peer: Peer, data: bytes) -> None:
         """Handle bytes of a connection that is never made to wait, and write the responses.
 
-        `pieces` keeps the bytes of the frame that is not whole yet. A bad frame closes the
+        `frame_buffer` keeps the bytes of the frame that is not complete yet. A bad frame closes the
         connection.
         """
         if peer.closed:
             return
-        whole = pieces.add(data)
+        whole = frame_buffer.join(data)
         try:
             while whole:
                 used, responses = self.handle_frames(whole, peer)
                 peer.write(responses)
                 if used == len(whole):
                     return
-                whole = pieces.keep(whole[used:] if used else whole)
+                whole = frame_buffer.keep_rest(whole[used:] if used else whole)
         except ProtocolError:
             peer.close()
 
@@ -476,7 +476,7 @@ class Dispatcher:
         Raise ProtocolError if a length is impossible or above its limit, or if the header would
         take too long to decode.
         """
-        check_total(end - start, self.frame_bytes_max)
+        check_frame_size(end - start, self.frame_bytes_max)
         header_bytes = header_mark & HEADER_MASK
         if header_bytes > HEADER_BYTES_MAX:
             raise ProtocolError(
@@ -506,7 +506,7 @@ class Dispatcher:
             return None
         if self._is_first_of_kind(command.code, "unsupported"):
             log.warning("request code %d from %s is not supported", command.code, peer.remote)
-        return encode_answer(
+        return encode_response(
             command,
             ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
             remark=f" request type {command.code} not supported",
@@ -530,7 +530,7 @@ class Dispatcher:
             remark = f"{kind}: {error}"
             if self._is_first_of_kind(command.code, kind):
                 log.error("request code %d failed", command.code, exc_info=error)
-        return b"" if command.flag & FLAG_ONEWAY else encode_answer(command, code, remark=remark)
+        return b"" if command.flag & FLAG_ONEWAY else encode_response(command, code, remark=remark)
 
     def _is_first_of_kind(self, code: int, kind: str) -> bool:
         """Note a failure of the request code; return whether it is new and must be logged."""

@@ -38,8 +38,8 @@ from sluicemq.net.limits import NULL_SCHEDULER, SERVER_LIMITS, FairScheduler, Se
 from sluicemq.net.openssl import TlsAcceptor, client_context
 from sluicemq.net.tls import Tls
 from sluicemq.wire import http2 as h
-from sluicemq.wire.hpack import HeaderReader, encode_headers
-from sluicemq.wire.http2 import Code
+from sluicemq.wire.hpack import HeaderDecoder, encode_headers
+from sluicemq.wire.http2 import ErrorCode
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ class Call(Stream):
     def expire(self) -> None:
         """End the call with DEADLINE_EXCEEDED, or reset it if response bytes wait for a window."""
         if self._outgoing is not None:
-            self.reset(Code.CANCEL)
+            self.reset(ErrorCode.CANCEL)
         else:
             self.cancelled()
             self.end(StatusCode.DEADLINE_EXCEEDED)
@@ -420,8 +420,8 @@ _STREAM_ID: Final = 1
 _CLIENT_PREFACE: Final = b"".join(
     (
         h.PREFACE,
-        h.settings({h.Setting.INITIAL_WINDOW_SIZE: h.WINDOW_BYTES_MAX}),
-        h.window_update(0, h.WINDOW_BYTES_MAX - h.WINDOW_BYTES),
+        h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: h.WINDOW_BYTES_MAX}),
+        h.encode_window_update(0, h.WINDOW_BYTES_MAX - h.WINDOW_BYTES),
     )
 )
 
@@ -455,9 +455,9 @@ def call_unary(
         ("content-type", "application/grpc"),
         *metadata,
     ]
-    headers_frame = h.frame(h.HEADERS, h.END_HEADERS, _STREAM_ID, encode_headers(fields))
+    headers_frame = h.encode_frame(h.HEADERS, h.END_HEADERS, _STREAM_ID, encode_headers(fields))
     data = _PREFIX.pack(0, len(message)) + message
-    data_frame = h.frame(h.DATA, h.END_STREAM, _STREAM_ID, data)
+    data_frame = h.encode_frame(h.DATA, h.END_STREAM, _STREAM_ID, data)
     request = _CLIENT_PREFACE + headers_frame + data_frame
     try:
         with socket.create_connection((host.address, host.port), timeout_s) as plain:
@@ -488,18 +488,18 @@ def _read_response(connection: socket.socket) -> tuple[dict[str, str], bytes]:
 
     Raise ConnectionLostError if the server closes the connection before.
     """
-    reader, headers, data, rest = HeaderReader(), dict[str, str](), bytearray(), b""
+    reader, headers, data, rest = HeaderDecoder(), dict[str, str](), bytearray(), b""
     while received := connection.recv(1 << 18):
         rest += received
-        while len(rest) >= h.HEAD_BYTES:
-            length_and_type, flags, stream_id = h.unpack_head(rest)
-            end = h.HEAD_BYTES + (length_and_type >> 8)
+        while len(rest) >= h.FRAME_HEADER_BYTES:
+            length_and_type, flags, stream_id = h.unpack_frame_header(rest)
+            end = h.FRAME_HEADER_BYTES + (length_and_type >> 8)
             if end > len(rest):
                 break
             frame_type = length_and_type & 0xFF
-            payload, rest = rest[h.HEAD_BYTES : end], rest[end:]
+            payload, rest = rest[h.FRAME_HEADER_BYTES : end], rest[end:]
             if frame_type == h.HEADERS:
-                headers |= reader.read(payload)
+                headers |= reader.decode(payload)
             elif frame_type == h.DATA:
                 data += payload
             is_end = frame_type == h.RST_STREAM or flags & h.END_STREAM

@@ -41,14 +41,14 @@ from sluicemq.net.accept import AcceptedConnection, OnPeer, Server
 from sluicemq.net.limits import SERVER_LIMITS, UNCOUNTED_BYTES, FairScheduler, ServerLimits
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.wire import http2 as h
-from sluicemq.wire.hpack import LIST_BYTES_MAX, HeaderReader
+from sluicemq.wire.hpack import HEADER_LIST_BYTES_MAX, HeaderDecoder
 
 STREAMS_MAX: Final = 1024
 """The most open streams of a connection. The asynchronous sends and long polls of a Java client
 share one connection."""
 STREAM_WINDOW_BYTES: Final = 1 << 20
 CONNECTION_WINDOW_BYTES: Final = 4 << 20
-HEADER_BLOCK_BYTES_MAX: Final = LIST_BYTES_MAX
+HEADER_BLOCK_BYTES_MAX: Final = HEADER_LIST_BYTES_MAX
 OVERHEAD_FRAMES: Final = 1000
 """Overhead frames that every connection may send."""
 OVERHEAD_FRAMES_PER_USEFUL: Final = 4
@@ -63,13 +63,13 @@ HALF_CLOSE_WAIT_S: Final = 1.0
 DRAIN_PING: Final = b"draining"
 DRAIN_PING_TIMEOUT_S: Final = 1.0
 
-_SETTINGS: Final = h.settings(
+_SETTINGS: Final = h.encode_settings(
     {
         h.Setting.MAX_CONCURRENT_STREAMS: STREAMS_MAX,
         h.Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
-        h.Setting.MAX_HEADER_LIST_SIZE: LIST_BYTES_MAX,
+        h.Setting.MAX_HEADER_LIST_SIZE: HEADER_LIST_BYTES_MAX,
     }
-) + h.window_update(0, CONNECTION_WINDOW_BYTES - h.WINDOW_BYTES)
+) + h.encode_window_update(0, CONNECTION_WINDOW_BYTES - h.WINDOW_BYTES)
 
 
 class Stream:
@@ -156,7 +156,7 @@ class Stream:
             self.send_trailers(trailers)
             return
         connection.send_window -= size
-        head, end_flags = h.head, h.END_HEADERS | h.END_STREAM
+        head, end_flags = h.encode_frame_header, h.END_HEADERS | h.END_STREAM
         start = head(len(headers), h.HEADERS, h.END_HEADERS, stream_id) + headers
         end = head(len(trailers), h.HEADERS, end_flags, stream_id) + trailers
         connection.write(b"".join((start, head(size, h.DATA, 0, stream_id), data, end)))
@@ -165,7 +165,7 @@ class Stream:
     def send_headers(self, headers: bytes) -> None:
         """Begin a response with an encoded header block."""
         if not self.is_response_complete:
-            self.connection.write(h.frame(h.HEADERS, h.END_HEADERS, self.stream_id, headers))
+            self.connection.write(h.encode_frame(h.HEADERS, h.END_HEADERS, self.stream_id, headers))
 
     def send_data(self, data: bytes) -> None:
         """Send bytes of the response as fast as the windows allow. The rest waits."""
@@ -188,7 +188,7 @@ class Stream:
             self._trailers = trailers
         else:
             flags = h.END_HEADERS | h.END_STREAM
-            self.connection.write(h.frame(h.HEADERS, flags, self.stream_id, trailers))
+            self.connection.write(h.encode_frame(h.HEADERS, flags, self.stream_id, trailers))
             self.connection.response_completed(self)
 
     def flush(self) -> None:
@@ -213,7 +213,7 @@ class Stream:
         )
         if size <= 0:
             return False
-        connection.write(h.frame(h.DATA, 0, self.stream_id, bytes(outgoing[:size])))
+        connection.write(h.encode_frame(h.DATA, 0, self.stream_id, bytes(outgoing[:size])))
         del outgoing[:size]
         self.window_delta -= size
         connection.send_window -= size
@@ -226,10 +226,10 @@ class Stream:
                 self.send_trailers(trailers)
         return True
 
-    def reset(self, code: h.Code) -> None:
+    def reset(self, code: h.ErrorCode) -> None:
         """Send RST_STREAM with this error code, and cancel the request."""
         if not self.is_closed:
-            self.connection.write(h.reset(self.stream_id, code))
+            self.connection.write(h.encode_rst_stream(self.stream_id, code))
             self.connection.remove_stream(self)
             self.cancelled()
 
@@ -259,7 +259,7 @@ class Stream:
         if self._unreturned_bytes > STREAM_WINDOW_BYTES:
             return False
         if self._unreturned_bytes > STREAM_WINDOW_BYTES // 2 and not self.is_half_closed:
-            self.connection.write(h.window_update(self.stream_id, self._unreturned_bytes))
+            self.connection.write(h.encode_window_update(self.stream_id, self._unreturned_bytes))
             self._unreturned_bytes = 0
         return True
 
@@ -305,7 +305,7 @@ class Http2Connection(AcceptedConnection):
     def __init__(self, server: "Http2Server", make_stream: StreamFactory) -> None:
         super().__init__(server)
         self._make_stream = make_stream
-        self._reader = HeaderReader()
+        self._reader = HeaderDecoder()
         self._streams: dict[int, Stream] = {}
         self._last_stream_id = 0  # of the newest stream that the client has opened
         self._rest = b""  # the bytes of a frame that is not whole
@@ -391,7 +391,7 @@ class Http2Connection(AcceptedConnection):
         if self._deferred_frames is None and position < len(data):
             self._rest = data[position:]
         if self._unreturned_bytes > CONNECTION_WINDOW_BYTES // 2:
-            self._outgoing.append(h.window_update(0, self._unreturned_bytes))
+            self._outgoing.append(h.encode_window_update(0, self._unreturned_bytes))
             self._unreturned_bytes = 0
         self._flush()
 
@@ -404,7 +404,7 @@ class Http2Connection(AcceptedConnection):
         size = len(h.PREFACE)
         if data[:size] != h.PREFACE[: len(data)]:
             raise h.Http2Error(
-                h.Code.PROTOCOL_ERROR,
+                h.ErrorCode.PROTOCOL_ERROR,
                 "the client does not speak HTTP/2, which this port serves for gRPC. Clients of the "
                 "remoting protocol must connect to the ports of name server and broker.",
             )
@@ -421,20 +421,25 @@ class Http2Connection(AcceptedConnection):
         That frame is not whole, or waits for a later scheduling round. Raise Http2Error for a
         frame that breaks the protocol or a limit of the connection.
         """
-        scheduler, peer, unpack, handlers = self._scheduler, self.peer, h.unpack_head, _HANDLERS
+        scheduler, peer, unpack, handlers = (
+            self._scheduler,
+            self.peer,
+            h.unpack_frame_header,
+            _HANDLERS,
+        )
         position, size = 0, len(data)
         self._measured_s = scheduler.now_s()
         if self._resumed is not None:
             stream, self._resumed = self._resumed, None
             stream.resume()
-        while self._resumed is None and size - position >= h.HEAD_BYTES:
+        while self._resumed is None and size - position >= h.FRAME_HEADER_BYTES:
             length_and_type, flags, stream_id = unpack(data, position)
-            frame_type, start = length_and_type & 0xFF, position + h.HEAD_BYTES
+            frame_type, start = length_and_type & 0xFF, position + h.FRAME_HEADER_BYTES
             length = length_and_type >> 8
             end = start + length
             if length > h.FRAME_BYTES_MAX:
                 raise h.Http2Error(
-                    h.Code.FRAME_SIZE_ERROR,
+                    h.ErrorCode.FRAME_SIZE_ERROR,
                     f"A frame of {length} bytes is above the limit of {h.FRAME_BYTES_MAX}.",
                 )
             if end > size or peer.closed:
@@ -444,7 +449,7 @@ class Http2Connection(AcceptedConnection):
             if self._block_stream_id and (
                 frame_type != h.CONTINUATION or stream_id != self._block_stream_id
             ):
-                raise h.Http2Error(h.Code.PROTOCOL_ERROR, "A header block is interrupted.")
+                raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "A header block is interrupted.")
             position = end
             if frame_type < len(handlers):
                 handlers[frame_type](self, flags, stream_id & h.STREAM_MAX, data[start:end])
@@ -475,9 +480,11 @@ class Http2Connection(AcceptedConnection):
         size = len(payload)
         self._unreturned_bytes += size
         if self._unreturned_bytes > CONNECTION_WINDOW_BYTES:
-            raise h.Http2Error(h.Code.FLOW_CONTROL_ERROR, "DATA exceeds the connection's window.")
+            raise h.Http2Error(
+                h.ErrorCode.FLOW_CONTROL_ERROR, "DATA exceeds the connection's window."
+            )
         if flags & h.PADDED:
-            payload = h.unpadded(flags, payload)
+            payload = h.remove_padding(flags, payload)
         stream = self._streams.get(stream_id)
         if stream is None or stream.is_half_closed:
             self._check_was_opened(stream_id)
@@ -492,7 +499,7 @@ class Http2Connection(AcceptedConnection):
             self._useful_frames += size > 0
             stream.data_received(payload)
         else:
-            stream.reset(h.Code.FLOW_CONTROL_ERROR)
+            stream.reset(h.ErrorCode.FLOW_CONTROL_ERROR)
 
     def _check_was_opened(self, stream_id: int) -> None:
         """Ignore a frame of a closed stream, which may have been in flight when it was closed.
@@ -500,14 +507,14 @@ class Http2Connection(AcceptedConnection):
         Raise Http2Error if the client never opened the stream.
         """
         if stream_id > self._last_stream_id or not stream_id & 1:
-            raise h.Http2Error(h.Code.PROTOCOL_ERROR, f"Stream {stream_id} was never opened.")
+            raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, f"Stream {stream_id} was never opened.")
         self._count_overhead()
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         if flags & (h.PADDED | h.HAS_PRIORITY):
-            payload = h.unpadded(flags, payload, priority=True)
+            payload = h.remove_padding(flags, payload, priority=True)
         if not stream_id:
-            raise h.Http2Error(h.Code.PROTOCOL_ERROR, "HEADERS on stream 0.")
+            raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0.")
         if flags & h.END_HEADERS:
             self._handle_header_block(stream_id, payload, flags)
         else:
@@ -516,12 +523,12 @@ class Http2Connection(AcceptedConnection):
 
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
         if not self._block_stream_id:
-            raise h.Http2Error(h.Code.PROTOCOL_ERROR, "CONTINUATION without HEADERS.")
+            raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS.")
         self._count_overhead()
         self._block += payload
         if len(self._block) > HEADER_BLOCK_BYTES_MAX or not payload:
             raise h.Http2Error(
-                h.Code.ENHANCE_YOUR_CALM,
+                h.ErrorCode.ENHANCE_YOUR_CALM,
                 f"A header block is above the limit of {HEADER_BLOCK_BYTES_MAX} bytes, or has an "
                 "empty CONTINUATION.",
             )
@@ -532,11 +539,11 @@ class Http2Connection(AcceptedConnection):
     def _handle_header_block(self, stream_id: int, block: bytes, flags: int) -> None:
         """Handle a whole header block: of a new request, or the trailers of an open one."""
         # The block is decoded in any case, because it changes the HPACK table for the next ones.
-        headers = self._reader.read(block)
+        headers = self._reader.decode(block)
         stream = self._streams.get(stream_id)
         if stream is not None:
             if stream.is_half_closed or not flags & h.END_STREAM:
-                raise h.Http2Error(h.Code.PROTOCOL_ERROR, "HEADERS that are not trailers.")
+                raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "HEADERS that are not trailers.")
             stream.is_half_closed = True
             if stream.is_closed:
                 self._stop_receiving(stream)
@@ -546,12 +553,14 @@ class Http2Connection(AcceptedConnection):
             self._check_was_opened(stream_id)
         else:
             if not stream_id & 1:
-                raise h.Http2Error(h.Code.PROTOCOL_ERROR, f"A client opened stream {stream_id}.")
+                raise h.Http2Error(
+                    h.ErrorCode.PROTOCOL_ERROR, f"A client opened stream {stream_id}."
+                )
             self._last_stream_id = stream_id
             is_full = self.queued_bytes > self._server.write_buffer_bytes_max
             if self._is_draining or is_full or len(self._streams) >= STREAMS_MAX:
                 self._count_overhead()
-                self.write(h.reset(stream_id, h.Code.REFUSED_STREAM))
+                self.write(h.encode_rst_stream(stream_id, h.ErrorCode.REFUSED_STREAM))
                 return
             self._useful_frames += 1
             stream = self._streams[stream_id] = self._make_stream(self, stream_id, headers)
@@ -560,7 +569,7 @@ class Http2Connection(AcceptedConnection):
             stream.headers_received()
 
     def _on_reset(self, _flags: int, stream_id: int, payload: bytes) -> None:
-        h.read_number(payload, "RST_STREAM")
+        h.read_integer(payload, "RST_STREAM")
         stream = self._streams.get(stream_id)
         if stream is None:
             self._check_was_opened(stream_id)
@@ -568,7 +577,7 @@ class Http2Connection(AcceptedConnection):
         self._resets += 1
         if self._resets > UNANSWERED_RESETS + self._answered_count:
             raise h.Http2Error(
-                h.Code.ENHANCE_YOUR_CALM,
+                h.ErrorCode.ENHANCE_YOUR_CALM,
                 f"{self._resets} requests were reset, and only {self._answered_count} answered.",
             )
         is_answered = stream.is_closed
@@ -578,7 +587,7 @@ class Http2Connection(AcceptedConnection):
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
-            raise h.Http2Error(h.Code.PROTOCOL_ERROR, "SETTINGS on a stream.")
+            raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream.")
         self._count_overhead()
         if flags & h.ACK:
             return
@@ -591,35 +600,37 @@ class Http2Connection(AcceptedConnection):
             deltas = [stream.window_delta for stream in self._streams.values()]
             self.largest_delta = max(deltas, default=0)
             if window + self.largest_delta > h.WINDOW_BYTES_MAX:
-                raise h.Http2Error(h.Code.FLOW_CONTROL_ERROR, "A window is above 2147483647.")
-        self.write(h.frame(h.SETTINGS, h.ACK, 0))
+                raise h.Http2Error(h.ErrorCode.FLOW_CONTROL_ERROR, "A window is above 2147483647.")
+        self.write(h.encode_frame(h.SETTINGS, h.ACK, 0))
         if is_wider:
             self._send_stalled()
 
     def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id or len(payload) != 8:
-            raise h.Http2Error(h.Code.PROTOCOL_ERROR, "PING on a stream, or not of 8 bytes.")
+            raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "PING on a stream, or not of 8 bytes.")
         self._count_overhead()
         if not flags & h.ACK:
-            self.write(h.frame(h.PING, h.ACK, 0, payload))
+            self.write(h.encode_frame(h.PING, h.ACK, 0, payload))
         elif payload == DRAIN_PING:
             self.refuse_new_streams()
 
     def _on_window_update(self, _flags: int, stream_id: int, payload: bytes) -> None:
-        increment = h.read_number(payload, "WINDOW_UPDATE")
+        increment = h.read_integer(payload, "WINDOW_UPDATE")
         self._count_overhead()
         self.sweeps_since_frame = 0
         if stream_id == 0:
             self.send_window += increment
             if not increment or self.send_window > h.WINDOW_BYTES_MAX:
-                raise h.Http2Error(h.Code.FLOW_CONTROL_ERROR, "WINDOW_UPDATE by 0 or too much.")
+                raise h.Http2Error(
+                    h.ErrorCode.FLOW_CONTROL_ERROR, "WINDOW_UPDATE by 0 or too much."
+                )
             self._send_stalled()
             return
         stream = self._streams.get(stream_id)
         if stream is None:
             self._check_was_opened(stream_id)
         elif not increment or not stream.increase_send_window(increment):
-            stream.reset(h.Code.FLOW_CONTROL_ERROR)
+            stream.reset(h.ErrorCode.FLOW_CONTROL_ERROR)
         else:
             stream.flush()
 
@@ -627,7 +638,7 @@ class Http2Connection(AcceptedConnection):
         self._count_overhead()
 
     def _on_push_promise(self, _flags: int, _stream_id: int, _payload: bytes) -> None:
-        raise h.Http2Error(h.Code.PROTOCOL_ERROR, "A client may not send PUSH_PROMISE.")
+        raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "A client may not send PUSH_PROMISE.")
 
     def _count_overhead(self) -> None:
         """Count a frame that asks for nothing. Raise Http2Error if there are too many."""
@@ -635,7 +646,7 @@ class Http2Connection(AcceptedConnection):
         frames_max = OVERHEAD_FRAMES + OVERHEAD_FRAMES_PER_USEFUL * self._useful_frames
         if self._overhead_frames > frames_max:
             raise h.Http2Error(
-                h.Code.ENHANCE_YOUR_CALM,
+                h.ErrorCode.ENHANCE_YOUR_CALM,
                 f"{self._overhead_frames} frames asked for nothing, {self._useful_frames} for "
                 "something.",
             )
@@ -707,7 +718,7 @@ class Http2Connection(AcceptedConnection):
         RST_STREAM with NO_ERROR asks a client to stop sending (RFC 9113 section 8.1).
         """
         if not stream.is_half_closed and stream.stream_id in self._streams:
-            self.write(h.reset(stream.stream_id, h.Code.NO_ERROR))
+            self.write(h.encode_rst_stream(stream.stream_id, h.ErrorCode.NO_ERROR))
             stream.is_half_closed = True
         if stream.is_half_closed:
             self.remove_stream(stream)
@@ -722,10 +733,12 @@ class Http2Connection(AcceptedConnection):
 
     # --------------------------------------------------------------------------------- closing
 
-    def close_with_reason(self, reason: str, code: h.Code = h.Code.PROTOCOL_ERROR) -> None:
+    def close_with_reason(
+        self, reason: str, code: h.ErrorCode = h.ErrorCode.PROTOCOL_ERROR
+    ) -> None:
         """Log `reason`, send it to the client in a GOAWAY with `code`, and close the connection."""
         if self._has_preface:
-            self._outgoing.append(h.goaway(self._last_stream_id, code, reason))
+            self._outgoing.append(h.encode_goaway(self._last_stream_id, code, reason))
             self._flush()
         super().close_with_reason(reason)
 
@@ -739,14 +752,17 @@ class Http2Connection(AcceptedConnection):
         if not self._has_preface:
             self.peer.close()
             return
-        self.write(h.goaway(h.STREAM_MAX, h.Code.NO_ERROR) + h.frame(h.PING, 0, 0, DRAIN_PING))
+        self.write(
+            h.encode_goaway(h.STREAM_MAX, h.ErrorCode.NO_ERROR)
+            + h.encode_frame(h.PING, 0, 0, DRAIN_PING)
+        )
         self._loop.call_later(DRAIN_PING_TIMEOUT_S, self.refuse_new_streams)
 
     def refuse_new_streams(self) -> None:
         """Serve the streams that the client has opened, and refuse further ones."""
         if not self._is_draining and not self.peer.closed:
             self._is_draining = True
-            self.write(h.goaway(self._last_stream_id, h.Code.NO_ERROR))
+            self.write(h.encode_goaway(self._last_stream_id, h.ErrorCode.NO_ERROR))
 
 
 _FrameHandler = Callable[[Http2Connection, int, int, bytes], None]

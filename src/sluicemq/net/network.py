@@ -34,7 +34,7 @@ from sluicemq.net.stream import (
     dial_stream,
 )
 from sluicemq.net.tls import Tls
-from sluicemq.wire.frames import Pieces
+from sluicemq.wire.frames import FrameBuffer
 
 OnPeer = Callable[[Peer], None]
 
@@ -198,7 +198,9 @@ class _MemoryConnection:
         self._to_client = _MemoryTransport(channel.data_received, self.disconnect)
         self.peer = Peer(self._to_client, remote, local)
         dispatcher = listener.dispatcher
-        handle_data = partial(dispatcher.handle_data, Pieces(dispatcher.frame_bytes_max), self.peer)
+        handle_data = partial(
+            dispatcher.handle_data, FrameBuffer(dispatcher.frame_bytes_max), self.peer
+        )
         self._to_server = _MemoryTransport(handle_data, self.disconnect)
         listener.connections.add(self)
         channel.connection_made(self._to_server, remote)

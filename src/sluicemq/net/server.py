@@ -1,6 +1,6 @@
 """The server of the remoting protocol.
 
-    socket -> Connection.data_received -> Pieces -> Dispatcher.handle_frames -> one write
+    socket -> Connection.data_received -> FrameBuffer -> Dispatcher.handle_frames -> one write
 
 All frames that arrive in one chunk are handled in one pass, and their responses are sent with one
 write. `accept.py` describes the limits of a connection.
@@ -14,7 +14,7 @@ from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import SERVER_LIMITS, UNCOUNTED_BYTES, ServerLimits
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.frames import TLS_HELLO, Command, Pieces, encode_answer
+from sluicemq.wire.frames import TLS_HELLO, Command, FrameBuffer, encode_response
 
 
 class RefusingDispatcher(Dispatcher):
@@ -27,7 +27,7 @@ class RefusingDispatcher(Dispatcher):
         if command.is_response:
             raise ProtocolError("A response was received, but no request was sent.")
         peer.count_refusal()
-        return encode_answer(command, ResponseCode.NO_PERMISSION, remark=PROTECTED_MODE_REFUSAL)
+        return encode_response(command, ResponseCode.NO_PERMISSION, remark=PROTECTED_MODE_REFUSAL)
 
 
 REFUSING_DISPATCHER: Final = RefusingDispatcher()
@@ -36,24 +36,24 @@ REFUSING_DISPATCHER: Final = RefusingDispatcher()
 class Connection(AcceptedConnection):
     """One accepted connection that carries frames of the remoting protocol."""
 
-    __slots__ = ("_dispatcher", "_has_received_frame", "_pieces")
+    __slots__ = ("_dispatcher", "_frame_buffer", "_has_received_frame")
 
     def __init__(self, server: "RemotingServer", dispatcher: Dispatcher) -> None:
         super().__init__(server)
         self._dispatcher = dispatcher
-        self._pieces = Pieces(dispatcher.frame_bytes_max)
+        self._frame_buffer = FrameBuffer(dispatcher.frame_bytes_max)
         self._has_received_frame = False
 
     @property
     def unfinished_bytes(self) -> int:
-        return len(self._pieces)
+        return len(self._frame_buffer)
 
     # Called for every chunk: if it consists of frames that the compiled engine handles, it is done
     # here, without the general path.
     def _handle_data(self, data: bytes) -> None:
         run_engine = self._dispatcher.run_engine
-        if run_engine is None or self.is_refused or self._counted_bytes or len(self._pieces):
-            self._handle_frames(self._pieces.add(data))
+        if run_engine is None or self.is_refused or self._counted_bytes or len(self._frame_buffer):
+            self._handle_frames(self._frame_buffer.join(data))
             return
         used = run_engine(data, 0, self.peer, self._scheduler)
         if used == len(data):
@@ -91,7 +91,7 @@ class Connection(AcceptedConnection):
                     self._defer_frames(whole)
                     return
                 data = whole
-                whole = self._pieces.keep(data)
+                whole = self._frame_buffer.keep_rest(data)
         except ProtocolError as error:
             reason = str(error)
             if data[:1] == bytes((TLS_HELLO,)):
@@ -104,8 +104,8 @@ class Connection(AcceptedConnection):
             )
             close(reason)
             return
-        if len(self._pieces) > UNCOUNTED_BYTES or self._counted_bytes:
-            self._count_unfinished(len(self._pieces))
+        if len(self._frame_buffer) > UNCOUNTED_BYTES or self._counted_bytes:
+            self._count_unfinished(len(self._frame_buffer))
 
 
 class RemotingServer(Server):

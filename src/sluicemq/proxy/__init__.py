@@ -6,7 +6,7 @@ import orjson
 
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError
-from sluicemq.wire.signature import call_date, sign_call
+from sluicemq.wire.signature import format_call_date, sign_call
 
 if TYPE_CHECKING:
     from sluicemq.client.core.names import Credentials
@@ -27,7 +27,7 @@ def fetch_proxy_status(
     from sluicemq.net.grpc import CallError, StatusCode, call_unary  # noqa: PLC0415 - as above
     from sluicemq.net.tls import Tls  # noqa: PLC0415 - as above
 
-    account, now = Credentials.from_value(credentials), call_date(SYSTEM_CLOCK.now_ms())
+    account, now = Credentials.from_value(credentials), format_call_date(SYSTEM_CLOCK.now_ms())
     metadata = sign_call(account.access_key, account.secret_key, now) if account else ()
     try:
         found: dict[str, Any] = orjson.loads(

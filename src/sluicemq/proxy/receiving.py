@@ -41,11 +41,11 @@ from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import SendBackRequest
 from sluicemq.wire.popping import (
-    NONE,
+    NO_OFFSET,
     ChangeInvisibleTimeResponse,
-    Handle,
     PopAck,
     PopMessageResponse,
+    ReceiptHandle,
     encode_pop_acks,
 )
 
@@ -90,7 +90,7 @@ class PoppedMessage(NamedTuple):
     """A message of a pop with its receipt handle, and the number of its earlier deliveries."""
 
     stored: StoredMessage
-    handle: Handle
+    handle: ReceiptHandle
     reconsume_times: int
 
 
@@ -176,7 +176,7 @@ class Receiving:
             return self._empty_response("no match message")
         responses = [_OK_RESPONSE]
         for stored, handle, times in deliverable:
-            one, text = m.ReceiveMessageResponse(), handle.text()
+            one, text = m.ReceiveMessageResponse(), handle.encode()
             to_message(stored, text, topic=topic, reconsume_times=times, into=one.message)
             responses.append(one)
             if is_renewed:
@@ -285,7 +285,7 @@ class Receiving:
         masters = master_addresses((yield from self._backend.fetch_route(topic)))
         statuses: dict[int, m.Status] = {}
         taken: dict[int, InFlightMessage] = {}
-        single: list[tuple[int, str, Handle]] = []
+        single: list[tuple[int, str, ReceiptHandle]] = []
         for number, entry in enumerate(request.entries):
             try:
                 in_flight = yield from self.renewal.take(client, group, entry.receipt_handle)
@@ -344,11 +344,11 @@ class Receiving:
             if in_flight is not None and not isinstance(error, StatusError):
                 self.renewal.add(in_flight)
             raise
-        return m.ChangeInvisibleDurationResponse(status=OK, receipt_handle=changed.text())
+        return m.ChangeInvisibleDurationResponse(status=OK, receipt_handle=changed.encode())
 
     def _change_handle(
-        self, group: str, topic: str, handle: Handle, time_ms: int, *, suspend: bool = False
-    ) -> Conversation[Handle]:
+        self, group: str, topic: str, handle: ReceiptHandle, time_ms: int, *, suspend: bool = False
+    ) -> Conversation[ReceiptHandle]:
         """Change the invisible duration of a message at its broker, and return its new handle.
 
         `time_ms` begins now. `suspend` means that this is not a failed attempt. Raises StatusError
@@ -401,7 +401,7 @@ class Receiving:
         yield from self._acknowledge_at_broker(address, ack_request(group, topic, handle))
         return m.ForwardMessageToDeadLetterQueueResponse(status=OK)
 
-    def _valid_handle(self, text: str, in_flight: InFlightMessage | None) -> Handle:
+    def _valid_handle(self, text: str, in_flight: InFlightMessage | None) -> ReceiptHandle:
         """Return the current handle of a message, for the handle `text` that the client has.
 
         `in_flight` is the message if the proxy renews it. Raises StatusError if the handle is
@@ -497,10 +497,10 @@ def checked_invisible_ms(duration: m.Duration, least_ms: int, longest_ms: int) -
     return time_ms
 
 
-def parse_handle(text: str) -> Handle:
+def parse_handle(text: str) -> ReceiptHandle:
     """Return the receipt handle of one message. Raises StatusError (INVALID_RECEIPT_HANDLE)."""
     try:
-        handle = Handle.parse(text[: HANDLE_LENGTH_MAX + 1])
+        handle = ReceiptHandle.parse(text[: HANDLE_LENGTH_MAX + 1])
     except ProtocolError as error:
         raise StatusError(Refusal.HANDLE_MALFORMED, str(error)) from error
     numbers = [it for it in handle if isinstance(it, int)]
@@ -517,7 +517,7 @@ def parse_handle(text: str) -> Handle:
     return handle
 
 
-def broker_address(masters: dict[str, str], handle: Handle) -> str:
+def broker_address(masters: dict[str, str], handle: ReceiptHandle) -> str:
     """Return the address of the broker that issued a handle.
 
     Raises StatusError (INVALID_RECEIPT_HANDLE) if that broker does not serve the topic.
@@ -569,28 +569,28 @@ def pop_request(
     return Command(RequestCode.POP_MESSAGE, fields)
 
 
-def ack_request(group: str, topic: str, handle: Handle) -> Command:
+def ack_request(group: str, topic: str, handle: ReceiptHandle) -> Command:
     """Return the acknowledgement of one message. HOT: this is an AckMessageRequest as a literal."""
     return Command(RequestCode.ACK_MESSAGE, _handle_fields(group, topic, handle))
 
 
-def _handle_fields(group: str, topic: str, handle: Handle) -> dict[str, str]:
+def _handle_fields(group: str, topic: str, handle: ReceiptHandle) -> dict[str, str]:
     """Return the header fields that identify a popped message."""
     return {
         "consumerGroup": group,
         "topic": pop_topic(topic, group, handle.kind),
         "queueId": str(handle.queue_id),
         "bname": handle.broker,
-        "extraInfo": handle.text(),
+        "extraInfo": handle.encode(),
         "offset": str(handle.offset),
     }
 
 
-def batch_ack_request(group: str, topic: str, broker: str, handles: list[Handle]) -> Command:
+def batch_ack_request(group: str, topic: str, broker: str, handles: list[ReceiptHandle]) -> Command:
     """Return one acknowledgement of several messages of a broker."""
-    pops: dict[Handle, list[int]] = {}
+    pops: dict[ReceiptHandle, list[int]] = {}
     for handle in handles:
-        pops.setdefault(handle._replace(offset=NONE, physical_offset=NONE), []).append(
+        pops.setdefault(handle._replace(offset=NO_OFFSET, physical_offset=NO_OFFSET), []).append(
             handle.offset
         )
     acks = [PopAck(group, topic, handle, tuple(offsets)) for handle, offsets in pops.items()]
@@ -599,7 +599,7 @@ def batch_ack_request(group: str, topic: str, broker: str, handles: list[Handle]
 
 
 def change_invisible_request(
-    group: str, topic: str, handle: Handle, invisible_ms: int, *, suspend: bool = False
+    group: str, topic: str, handle: ReceiptHandle, invisible_ms: int, *, suspend: bool = False
 ) -> Command:
     """Return a request that makes a message invisible for `invisible_ms` from now on.
 
@@ -610,7 +610,7 @@ def change_invisible_request(
     return Command(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields)
 
 
-def dead_letter_request(group: str, topic: str, handle: Handle, message_id: str) -> Command:
+def dead_letter_request(group: str, topic: str, handle: ReceiptHandle, message_id: str) -> Command:
     """Return a request that makes a message a dead letter, however often it was delivered."""
     header = SendBackRequest(
         physical_offset=handle.physical_offset,
@@ -625,13 +625,15 @@ def dead_letter_request(group: str, topic: str, handle: Handle, message_id: str)
 
 
 def split_acks(
-    items: list[tuple[int, str, Handle]],
-) -> tuple[list[tuple[int, str, Handle]], dict[tuple[str, str], list[tuple[int, Handle]]]]:
+    items: list[tuple[int, str, ReceiptHandle]],
+) -> tuple[
+    list[tuple[int, str, ReceiptHandle]], dict[tuple[str, str], list[tuple[int, ReceiptHandle]]]
+]:
     """Split acknowledgements into single ones, and batches by address and broker name.
 
     An item is an index, an address and a handle. In a batch, the address is left out.
     """
-    single, batches = [], dict[tuple[str, str], list[tuple[int, Handle]]]()
+    single, batches = [], dict[tuple[str, str], list[tuple[int, ReceiptHandle]]]()
     for item in items:
         number, address, handle = item
         if 0 <= handle.offset - handle.start_offset < BATCH_SPAN_MAX:
@@ -663,7 +665,7 @@ def decode_popped(response: Command, broker: str) -> Iterator[PoppedMessage]:
         queue_id, offset, count = stored.queue_id, stored.queue_offset, stored.reconsume_times
         position, kind = stored.physical_offset, kinds.take(stored)
         start = starts.get(f"{kind} {queue_id}", offset)
-        handle = Handle(
+        handle = ReceiptHandle(
             start, pop_ms, invisible_ms, revive, kind, broker, queue_id, offset, position
         )
         if times:

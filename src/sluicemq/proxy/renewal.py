@@ -31,7 +31,7 @@ from sluicemq.proxy.backend import PROXY_HOST, Backend, ClientSession, Conversat
 from sluicemq.proxy.clients import Client, Clients
 from sluicemq.proxy.convert import to_ms
 from sluicemq.proxy.limits import StatusError
-from sluicemq.wire.popping import Handle
+from sluicemq.wire.popping import ReceiptHandle
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ DEFAULT_BACKOFF_MS: Final = 10_000
 BACKOFF_EXPONENT_MAX: Final = 32
 """The maximum exponent of an exponential backoff."""
 
-ChangeHandle = Callable[[str, str, Handle, int], Conversation[Handle]]
+ChangeHandle = Callable[[str, str, ReceiptHandle, int], Conversation[ReceiptHandle]]
 """A function `(group, topic, handle, invisible_ms) -> new handle`, as a conversation.
 
 It raises StatusError if the message does not exist any longer, and SluiceError if the broker fails.
@@ -77,7 +77,7 @@ class InFlightMessage:
     group: str
     topic: str
     client_handle: str
-    handle: Handle
+    handle: ReceiptHandle
     reconsume_times: int
     received_ms: int
     handle_received_ms: int
@@ -129,7 +129,7 @@ class ReceiptHandleRenewer:
         group: str,
         topic: str,
         client_handle: str,
-        handle: Handle,
+        handle: ReceiptHandle,
         reconsume_times: int,
     ) -> None:
         """Start to renew a message that the client gets now. HOT."""

@@ -1,4 +1,5 @@
-"""The remoting protocol, sans-IO: bytes in, commands out, and back.
+"""Encoders and decoders for all protocols: remoting, HA, HTTP/2, and the JSON of bodies and files.
 
-Nothing here awaits or touches a socket. Facts: spec/remoting.md, corrected by the recorded traffic.
+Nothing here does I/O. The formats are described in spec/remoting.md, and were checked against
+recorded traffic of RocketMQ.
 """

@@ -1,7 +1,9 @@
-"""JSON bodies, as declared tables (`declare.py`); what servers keep in files is in `tables.py`.
+"""Classes and codecs of the JSON bodies of requests and responses.
 
-Every pair is `encode_x(value) -> bytes` and `decode_x(data) -> value`; decoding raises
-ProtocolError. Queues that are keys of maps are raw objects, as fastjson writes them (spec §5).
+The bodies are declared as `declare.py` explains. Bodies that servers also store in files are in
+`tables.py`. Each codec is a pair of functions, `encode_x(value) -> bytes` and
+`decode_x(data) -> value`. Decoders raise ProtocolError. Queues that are keys of maps are written as
+unquoted objects, as fastjson does (spec/remoting.md §5).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,13 +15,13 @@ from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
 from sluicemq.wire import fastjson
 from sluicemq.wire.declare import (
-    FORMS,
+    OBJECT_CODECS,
     as_list,
     as_object,
     body,
     body_codec,
-    form,
-    json,
+    declare_object,
+    json_field,
     member_codec,
     queue_from,
     queue_object,
@@ -29,19 +31,20 @@ from sluicemq.wire.declare import (
 CONSUME_ACTIVELY: Final = "CONSUME_ACTIVELY"
 CONSUME_PASSIVELY: Final = "CONSUME_PASSIVELY"
 CONSUME_POP: Final = "CONSUME_POP"
-"""Kinds of consumers: pull, push, pop."""
+"""The values of `ConsumerData.consume_type`: pull, push and pop consumers."""
 CLUSTERING: Final = "CLUSTERING"
 BROADCASTING: Final = "BROADCASTING"
 FROM_LAST_OFFSET: Final = "CONSUME_FROM_LAST_OFFSET"
 FROM_FIRST_OFFSET: Final = "CONSUME_FROM_FIRST_OFFSET"
 FROM_TIMESTAMP: Final = "CONSUME_FROM_TIMESTAMP"
-SORTED_MAX: Final = 10_000
+TOPICS_SORTED_MAX: Final = 10_000
+"""The most topics that `encode_topic_list` sorts."""
 STANDARD_JSON_VERSION_MIN: Final = 401
-"""V4_9_4: from this version on a client reads quoted broker ids (spec/remoting.md §4)."""
+"""The first version, V4_9_4, whose clients read quoted broker ids (spec/remoting.md §4)."""
 
 # ------------------------------------------------------------ clients (spec/remoting.md §15)
 
-form(
+declare_object(
     Subscription,
     topic="topic",
     expression="subString",
@@ -51,29 +54,32 @@ form(
     version="subVersion",
     constants={"classFilterMode": False},
 )
-# Tags and codes are as the client says: Go leaves them empty at times, so a broker that needs them
-# parses the expression.
+# Tags and codes are what the client sent. Go clients leave them empty at times, so a broker that
+# needs them parses the expression.
 
 
 @body
 class ConsumerData:
-    """One consumer group of a client."""
+    """One consumer group in a heartbeat of a client."""
 
-    group: str = json("groupName")
-    consume_type: str = json("consumeType", default=CONSUME_PASSIVELY)
-    message_model: str = json("messageModel", default=CLUSTERING)
-    consume_from_where: str = json("consumeFromWhere", default=FROM_LAST_OFFSET)
-    subscriptions: tuple[Subscription, ...] = json("subscriptionDataSet", default=())
-    unit_mode: bool = json("unitMode", default=False)
+    group: str = json_field("groupName")
+    consume_type: str = json_field("consumeType", default=CONSUME_PASSIVELY)
+    message_model: str = json_field("messageModel", default=CLUSTERING)
+    consume_from_where: str = json_field("consumeFromWhere", default=FROM_LAST_OFFSET)
+    subscriptions: tuple[Subscription, ...] = json_field("subscriptionDataSet", default=())
+    unit_mode: bool = json_field("unitMode", default=False)
 
 
 @body
 class Heartbeat:
-    """34's body. With `without_subscriptions` the broker keeps those it has (heartbeat V2); Go's
-    lacks the last two fields."""
+    """The body of HEART_BEAT (34).
 
-    client_id: str = json("clientID")
-    producer_groups: tuple[str, ...] = json(
+    If `without_subscriptions` is set (heartbeat V2), the broker keeps the subscriptions that it
+    has. Heartbeats of Go clients lack the last two fields.
+    """
+
+    client_id: str = json_field("clientID")
+    producer_groups: tuple[str, ...] = json_field(
         "producerDataSet",
         default=(),
         read=lambda value, what: tuple(
@@ -81,84 +87,100 @@ class Heartbeat:
         ),
         write=lambda groups: [{"groupName": group} for group in groups],
     )
-    consumers: tuple[ConsumerData, ...] = json("consumerDataSet", default=())
-    fingerprint: int = json("heartbeatFingerprint", default=0)
-    without_subscriptions: bool = json("withoutSub", default=False)
+    consumers: tuple[ConsumerData, ...] = json_field("consumerDataSet", default=())
+    fingerprint: int = json_field("heartbeatFingerprint", default=0)
+    without_subscriptions: bool = json_field("withoutSub", default=False)
 
 
 @body
 class LockBatch:
-    """41's and 42's body: these queues for this client alone. Go's lacks the last field."""
+    """The body of LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42): queues for one client only.
 
-    group: str = json("consumerGroup")
-    client_id: str = json("clientId")
-    queues: tuple[MessageQueue, ...] = json("mqSet")
-    only_this_broker: bool = json("onlyThisBroker", default=False)
+    Bodies of Go clients lack the last field.
+    """
+
+    group: str = json_field("consumerGroup")
+    client_id: str = json_field("clientId")
+    queues: tuple[MessageQueue, ...] = json_field("mqSet")
+    only_this_broker: bool = json_field("onlyThisBroker", default=False)
 
 
 @body
 class CheckClientConfig:
-    """46's body: can this subscription be served?"""
+    """The body of CHECK_CLIENT_CONFIG (46), which asks whether a subscription is valid."""
 
-    client_id: str = json("clientId")
-    group: str = json("group")
-    subscription: Subscription | None = json("subscriptionData")
-    namespace: str | None = json(
-        "namespace", default=None, read=lambda value, _what: fastjson.text(value) or None
+    client_id: str = json_field("clientId")
+    group: str = json_field("group")
+    subscription: Subscription | None = json_field("subscriptionData")
+    namespace: str | None = json_field(
+        "namespace", default=None, read=lambda value, _what: fastjson.to_text(value) or None
     )
 
 
 @body
 class Connection:
-    """One client of a group, as 203 and 204 show it."""
+    """One client of a group, in the responses that list the connections of a group."""
 
-    client_id: str = json("clientId")
-    address: str = json("clientAddr")
-    language: str = json("language")
-    version: int = json("version")
+    client_id: str = json_field("clientId")
+    address: str = json_field("clientAddr")
+    language: str = json_field("language")
+    version: int = json_field("version")
 
 
 @body
 class ConsumerConnections:
-    """203's answer: who is there, and with which subscriptions. 204's is one without."""
+    """The response to GET_CONSUMER_CONNECTION_LIST (203): a group's members and subscriptions.
 
-    connections: tuple[Connection, ...] = json("connectionSet")
-    consume_type: str = json("consumeType")
-    message_model: str = json("messageModel")
-    consume_from_where: str = json("consumeFromWhere")
-    subscriptions: Mapping[str, Subscription] = json("subscriptionTable")
+    The response to GET_PRODUCER_CONNECTION_LIST (204) only has the connections.
+    """
+
+    connections: tuple[Connection, ...] = json_field("connectionSet")
+    consume_type: str = json_field("consumeType")
+    message_model: str = json_field("messageModel")
+    consume_from_where: str = json_field("consumeFromWhere")
+    subscriptions: Mapping[str, Subscription] = json_field("subscriptionTable")
 
 
 @body
 class AssignmentQuery:
-    """400's body: what is a client of the group to read of the topic? Its strategy is one of
-    Java's names."""
+    """The body of QUERY_ASSIGNMENT (400), which asks for the queues a client should consume.
 
-    topic: str = json("topic")
-    group: str = json("consumerGroup")
-    client_id: str = json("clientId")
-    strategy: str = json("strategyName")
-    message_model: str = json("messageModel", default=CLUSTERING)
+    `strategy` is the name of an allocation strategy in RocketMQ's Java client.
+    """
+
+    topic: str = json_field("topic")
+    group: str = json_field("consumerGroup")
+    client_id: str = json_field("clientId")
+    strategy: str = json_field("strategyName")
+    message_model: str = json_field("messageModel", default=CLUSTERING)
 
 
 @body
 class Assignment:
-    """A queue to read by PULL or by POP; -1 is any queue of its broker."""
+    """A queue that a client should consume, and `mode`, PULL or POP.
 
-    queue: MessageQueue = json("messageQueue")
-    mode: str = json("mode")
+    Queue id -1 means all queues of the broker.
+    """
+
+    queue: MessageQueue = json_field("messageQueue")
+    mode: str = json_field("mode")
 
 
 @body
-class AssignmentAnswer:
-    """400's answer; None is to keep what one has."""
+class AssignmentResponse:
+    """The response to QUERY_ASSIGNMENT (400).
 
-    found: tuple[Assignment, ...] | None = json("messageQueueAssignments", default=None)
+    None means that the client should keep its present assignments.
+    """
+
+    assignments: tuple[Assignment, ...] | None = json_field("messageQueueAssignments", default=None)
 
 
 encode_heartbeat, decode_heartbeat = body_codec(Heartbeat, "heartbeat")
-encode_assignment_query, decode_assignment_query = body_codec(AssignmentQuery, "query of a share")
-encode_assignments, decode_assignments = body_codec(AssignmentAnswer, "share")
+encode_assignment_query, decode_assignment_query = body_codec(
+    AssignmentQuery, "query of an assignment"
+)
+encode_assignments, decode_assignments = body_codec(AssignmentResponse, "assignment")
 encode_lock_batch, decode_lock_batch = body_codec(LockBatch, "lock request")
 encode_check_client_config, decode_check_client_config = body_codec(
     CheckClientConfig, "client configuration"
@@ -176,14 +198,14 @@ encode_consumer_list, decode_consumer_list = member_codec(
 )
 encode_locked_queues: Callable[[Iterable[MessageQueue]], bytes]
 encode_locked_queues, decode_locked_queues = member_codec(
-    "lockOKMQSet", tuple[MessageQueue, ...], "lock answer"
+    "lockOKMQSet", tuple[MessageQueue, ...], "lock response"
 )
 
 # ------------------------------------------------- consumers at work: 307, 309 (spec/admin.md §4)
 
 
 class ConsumeResult(StrEnum):
-    """How a message that was handled on request (309) went."""
+    """The result of a handler that was called for CONSUME_MESSAGE_DIRECTLY (309)."""
 
     SUCCESS = "CR_SUCCESS"
     LATER = "CR_LATER"
@@ -195,57 +217,68 @@ class ConsumeResult(StrEnum):
 
 @body
 class DirectResult:
-    """309's answer. `result` is a ConsumeResult, or another word of a newer client."""
+    """The response to CONSUME_MESSAGE_DIRECTLY (309).
 
-    result: str = json("consumeResult")
-    remark: str | None = json("remark", default=None)
-    spent_ms: int = json("spentTimeMills", default=0)
-    is_ordered: bool = json("order", default=False)
-    auto_commit: bool = json("autoCommit", default=True)
+    `result` is a ConsumeResult, or another string from a newer client.
+    """
+
+    result: str = json_field("consumeResult")
+    remark: str | None = json_field("remark", default=None)
+    spent_ms: int = json_field("spentTimeMills", default=0)
+    is_ordered: bool = json_field("order", default=False)
+    auto_commit: bool = json_field("autoCommit", default=True)
 
 
 @body
 class QueueState:
-    """One queue that a consumer reads: what it holds and has committed. Times are ms since 1970, 0
-    for never."""
+    """A queue that a consumer reads: its committed offset and its cached messages.
 
-    commit_offset: int = json("commitOffset")
-    cached_count: int = json("cachedMsgCount", default=0)
-    cached_min: int = json("cachedMsgMinOffset", default=0)
-    cached_max: int = json("cachedMsgMaxOffset", default=0)
-    cached_mib: int = json("cachedMsgSizeInMiB", default=0)
-    locked: bool = json("locked", default=False)
-    dropped: bool = json("droped", default=False)  # RocketMQ's spelling
-    last_lock_ms: int = json("lastLockTimestamp", default=0)
-    last_pull_ms: int = json("lastPullTimestamp", default=0)
-    last_consume_ms: int = json("lastConsumeTimestamp", default=0)
+    Times are ms since 1970. 0 means never.
+    """
+
+    commit_offset: int = json_field("commitOffset")
+    cached_count: int = json_field("cachedMsgCount", default=0)
+    cached_min: int = json_field("cachedMsgMinOffset", default=0)
+    cached_max: int = json_field("cachedMsgMaxOffset", default=0)
+    cached_mib: int = json_field("cachedMsgSizeInMiB", default=0)
+    locked: bool = json_field("locked", default=False)
+    dropped: bool = json_field("droped", default=False)  # RocketMQ's spelling
+    last_lock_ms: int = json_field("lastLockTimestamp", default=0)
+    last_pull_ms: int = json_field("lastPullTimestamp", default=0)
+    last_consume_ms: int = json_field("lastConsumeTimestamp", default=0)
 
 
 @body
 class TopicRates:
-    """What a consumer did with a topic lately: times in ms, rates a second, failures an hour."""
+    """Recent statistics of a consumer for one topic.
 
-    pull_ms: float = json("pullRT", default=0.0)
-    pulls_per_second: float = json("pullTPS", default=0.0)
-    consume_ms: float = json("consumeRT", default=0.0)
-    done_per_second: float = json("consumeOKTPS", default=0.0)
-    failed_per_second: float = json("consumeFailedTPS", default=0.0)
-    failures: int = json("consumeFailedMsgs", default=0)
+    Times are averages in ms. `failures` are the failures in the last hour.
+    """
+
+    pull_ms: float = json_field("pullRT", default=0.0)
+    pulls_per_second: float = json_field("pullTPS", default=0.0)
+    consume_ms: float = json_field("consumeRT", default=0.0)
+    done_per_second: float = json_field("consumeOKTPS", default=0.0)
+    failed_per_second: float = json_field("consumeFailedTPS", default=0.0)
+    failures: int = json_field("consumeFailedMsgs", default=0)
 
 
-FORMS[QueueState].constants |= dict.fromkeys(
+OBJECT_CODECS[QueueState].constants |= dict.fromkeys(
     ("transactionMsgCount", "transactionMsgMaxOffset", "transactionMsgMinOffset", "tryUnlockTimes"),
     0,
 )
 
 
-def _states_from(value: Any, what: str) -> dict[MessageQueue, QueueState]:
-    """A Java consumer may have `$ref`s as keys, which `fastjson.loads` resolves where it can; a
-    queue that stays unknown is left out."""
+def _read_queue_states(value: Any, what: str) -> dict[MessageQueue, QueueState]:
+    """Return the states of a consumer's queues from a map whose keys are queues.
+
+    A Java consumer may send `$ref` as a key, which `fastjson.loads` cannot always resolve. Items
+    with such a key, and items that are invalid, are left out.
+    """
     found = {}
     for key, item in as_object(value, what).items():
         try:
-            found[queue_from(key)] = FORMS[QueueState].read(item)
+            found[queue_from(key)] = OBJECT_CODECS[QueueState].read(item)
         except ProtocolError:
             continue
     return found
@@ -253,19 +286,22 @@ def _states_from(value: Any, what: str) -> dict[MessageQueue, QueueState]:
 
 @body
 class RunningInfo:
-    """307's answer: what a consumer is and does. `stack` only when it was asked for."""
+    """The response to GET_CONSUMER_RUNNING_INFO (307): the configuration and state of a consumer.
 
-    properties: Mapping[str, str] = json("properties")
-    subscriptions: tuple[Subscription, ...] = json("subscriptionSet", default=())
-    queues: Mapping[MessageQueue, QueueState] = json(
-        "mqTable", default_factory=dict, read=_states_from
+    `stack` contains stack traces if the request asked for them.
+    """
+
+    properties: Mapping[str, str] = json_field("properties")
+    subscriptions: tuple[Subscription, ...] = json_field("subscriptionSet", default=())
+    queues: Mapping[MessageQueue, QueueState] = json_field(
+        "mqTable", default_factory=dict, read=_read_queue_states
     )
-    rates: Mapping[str, TopicRates] = json("statusTable", default_factory=dict)
-    stack: str | None = json("jstack", default=None)
-    notes: Mapping[str, str] = json("userConsumerInfo", default_factory=dict)
+    rates: Mapping[str, TopicRates] = json_field("statusTable", default_factory=dict)
+    stack: str | None = json_field("jstack", default=None)
+    notes: Mapping[str, str] = json_field("userConsumerInfo", default_factory=dict)
 
 
-FORMS[RunningInfo].constants["mqPopTable"] = {}
+OBJECT_CODECS[RunningInfo].constants["mqPopTable"] = {}
 encode_direct_result, decode_direct_result = body_codec(DirectResult, "result of a message")
 encode_running_info, decode_running_info = body_codec(RunningInfo, "running information")
 
@@ -274,92 +310,104 @@ encode_running_info, decode_running_info = body_codec(RunningInfo, "running info
 
 @body
 class QueueStats:
-    """Offsets of a queue and the time of its last message (ms, 0 when it has none)."""
+    """The offsets of a queue, and when its last message was stored.
 
-    offset_min: int = json("minOffset")
-    offset_max: int = json("maxOffset")
-    last_time_ms: int = json("lastUpdateTimestamp")
+    The time is in ms since 1970, 0 for a queue without messages.
+    """
+
+    offset_min: int = json_field("minOffset")
+    offset_max: int = json_field("maxOffset")
+    last_time_ms: int = json_field("lastUpdateTimestamp")
 
 
 @body
 class TopicStats:
-    """202's answer."""
+    """The response to GET_TOPIC_STATS_INFO (202)."""
 
-    queues: Mapping[MessageQueue, QueueStats] = json("offsetTable")
-    puts_per_second: float = json("topicPutTps", default=0.0)
+    queues: Mapping[MessageQueue, QueueStats] = json_field("offsetTable")
+    puts_per_second: float = json_field("topicPutTps", default=0.0)
 
 
 @body
 class QueueProgress:
-    """How far a group is in a queue; `last_time_ms`: when its last consumed message was stored.
+    """The progress of a group in one queue.
 
-    Ours alone: `messages_at_risk` are unread and go with the next files, from `loss_time_ms` on;
-    `in_flight` are popped, and `extra` are before the group besides those from its offset on.
+    `last_time_ms` is when the last consumed message was stored. The last four fields exist only in
+    SluiceMQ. `messages_at_risk` counts the unread messages that are deleted with the next files,
+    from `loss_time_ms` on. `in_flight` counts the popped messages that are not acknowledged.
+    `extra` counts the unfinished messages below `consumer_offset`; it is negative if messages from
+    there on are finished.
     """
 
-    broker_offset: int = json("brokerOffset")
-    consumer_offset: int = json("consumerOffset")
-    last_time_ms: int = json("lastTimestamp", default=0)
-    pull_offset: int = json("pullOffset", default=0)
-    messages_at_risk: int = json("sluiceMessagesAtRisk", default=0, write=lambda it: it or None)
-    loss_time_ms: int = json("sluiceLossTime", default=0, write=lambda it: it or None)
-    in_flight: int = json("sluiceInFlight", default=0, write=lambda it: it or None)
-    extra: int = json("sluiceExtra", default=0, write=lambda it: it or None)
+    broker_offset: int = json_field("brokerOffset")
+    consumer_offset: int = json_field("consumerOffset")
+    last_time_ms: int = json_field("lastTimestamp", default=0)
+    pull_offset: int = json_field("pullOffset", default=0)
+    messages_at_risk: int = json_field(
+        "sluiceMessagesAtRisk", default=0, write=lambda it: it or None
+    )
+    loss_time_ms: int = json_field("sluiceLossTime", default=0, write=lambda it: it or None)
+    in_flight: int = json_field("sluiceInFlight", default=0, write=lambda it: it or None)
+    extra: int = json_field("sluiceExtra", default=0, write=lambda it: it or None)
 
 
 @body
 class ConsumeStats:
-    """208's answer."""
+    """The response to GET_CONSUME_STATS (208)."""
 
-    queues: Mapping[MessageQueue, QueueProgress] = json("offsetTable")
-    consumes_per_second: float = json("consumeTps", default=0.0)
+    queues: Mapping[MessageQueue, QueueProgress] = json_field("offsetTable")
+    consumes_per_second: float = json_field("consumeTps", default=0.0)
 
 
 @body
 class ConsumeStatsOfBroker:
-    """317's answer: for each group its topics."""
+    """The response to GET_BROKER_CONSUME_STATS (317): for each group the progress in its topics."""
 
-    address: str = json("brokerAddr")
-    stats: list[dict[str, list[ConsumeStats]]] = json("consumeStatsList")
-    behind: int = json("totalDiff")
-    in_flight: int = json("totalInflightDiff")
+    address: str = json_field("brokerAddr")
+    stats: list[dict[str, list[ConsumeStats]]] = json_field("consumeStatsList")
+    behind: int = json_field("totalDiff")
+    in_flight: int = json_field("totalInflightDiff")
 
 
 @body
 class TimeSpan:
-    """303: a queue's first, consumed and last store time (ms), and how long a group is behind."""
+    """The times of one queue for a group, in the response to QUERY_CONSUME_TIME_SPAN (303).
 
-    queue: MessageQueue = json("messageQueue")
-    first_ms: int = json("minTimeStamp")
-    last_ms: int = json("maxTimeStamp")
-    consumed_ms: int = json("consumeTimeStamp")
-    delay_ms: int = json("delayTime")
+    They are the store times of the first, last and last consumed message, in ms since 1970.
+    `delay_ms` is the time by which the group is behind.
+    """
+
+    queue: MessageQueue = json_field("messageQueue")
+    first_ms: int = json_field("minTimeStamp")
+    last_ms: int = json_field("maxTimeStamp")
+    consumed_ms: int = json_field("consumeTimeStamp")
+    delay_ms: int = json_field("delayTime")
 
 
 @body
 class QueueUnit:
-    """One entry of a queue: where its message lies, and whether a group's filter wants it."""
+    """One unit of a consume queue, and whether the filter of a group matches its message."""
 
-    physical_offset: int = json("physicOffset")
-    size_bytes: int = json("physicSize")
-    tag_code: int = json("tagsCode")
-    is_wanted: bool = json("eval", default=True, absent=False)
-    remark: str | None = json("msg", default=None)
+    physical_offset: int = json_field("physicOffset")
+    size_bytes: int = json_field("physicSize")
+    tag_code: int = json_field("tagsCode")
+    is_wanted: bool = json_field("eval", default=True, absent=False)
+    remark: str | None = json_field("msg", default=None)
 
 
 @body
 class QueueUnits:
-    """321's answer."""
+    """The response to QUERY_CONSUME_QUEUE (321)."""
 
-    offset_min: int = json("minQueueIndex")
-    offset_max: int = json("maxQueueIndex")
-    units: Sequence[QueueUnit] = json("queueData")
-    subscription: Subscription | None = json("subscriptionData", default=None)
-    filter_text: str | None = json("filterData", default=None)
+    offset_min: int = json_field("minQueueIndex")
+    offset_max: int = json_field("maxQueueIndex")
+    units: Sequence[QueueUnit] = json_field("queueData")
+    subscription: Subscription | None = json_field("subscriptionData", default=None)
+    filter_text: str | None = json_field("filterData", default=None)
 
 
 Offsets = dict[MessageQueue, int]
-subscription_object = FORMS[Subscription].write
+subscription_object = OBJECT_CODECS[Subscription].write
 encode_topic_stats, decode_topic_stats = body_codec(TopicStats, "topic statistics")
 encode_consume_stats, decode_consume_stats = body_codec(ConsumeStats, "consume statistics")
 decode_consume_stats_list = member_codec(
@@ -374,7 +422,8 @@ encode_correction_offsets: Callable[[Mapping[int, int]], bytes]
 encode_correction_offsets, decode_correction_offsets = member_codec(
     "correctionOffsets", dict[int, int], "correction offsets"
 )
-# 220's body, 222's answer: queues as raw keys, which Java and Go both read.
+# The body of RESET_CONSUMER_CLIENT_OFFSET (220) and of the response to
+# INVOKE_BROKER_TO_RESET_OFFSET (222). Its keys are queues, which Java and Go clients can read.
 encode_queue_offsets: Callable[[Mapping[MessageQueue, int]], bytes]
 encode_queue_offsets, decode_queue_offsets = member_codec(
     "offsetTable", dict[MessageQueue, int], "offsets"
@@ -382,13 +431,17 @@ encode_queue_offsets, decode_queue_offsets = member_codec(
 
 
 def encode_queue_offset_list(offsets: Mapping[MessageQueue, int]) -> bytes:
-    """220's body for C++ clients: a list (spec/remoting.md §7.6)."""
+    """Encode the body of RESET_CONSUMER_CLIENT_OFFSET (220) for C++ clients.
+
+    These read a list of queues with offsets, not a map (spec/remoting.md §7.6).
+    """
     return fastjson.dumps(
         {"offsetTable": [{**queue_object(q), "offset": offset} for q, offset in offsets.items()]}
     )
 
 
-# How far a client is in its queues (221), and of each client (223); either has both tables.
+# The offsets of one client in GET_CONSUMER_STATUS_FROM_CLIENT (221), and of all clients in
+# INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223). Both bodies have both tables, one of them empty.
 encode_client_offsets: Callable[[Offsets], bytes]
 encode_client_offsets, decode_client_offsets = member_codec(
     "messageQueueTable", Offsets, "status of consumers", consumerTable={}
@@ -400,17 +453,17 @@ encode_offsets_by_client, decode_offsets_by_client = member_codec(
 
 # --------------------------------------------------------------- name server (spec/namesrv.md)
 
-_BROKER = form(
+_BROKER = declare_object(
     BrokerData,
     broker="brokerName",
     cluster="cluster",
-    addresses=json(
+    addresses=json_field(
         "brokerAddrs", write=lambda ids: {str(number): it for number, it in ids.items()}
     ),
     acting_master_enable="enableActingMaster",
     zone="zoneName",
 )
-form(
+declare_object(
     QueueData,
     broker="brokerName",
     read_queues="readQueueNums",
@@ -418,34 +471,43 @@ form(
     perm="perm",
     sys_flag="topicSysFlag",
 )
-_ROUTE = form(
+_ROUTE = declare_object(
     TopicRoute,
     brokers="brokerDatas",
     queues="queueDatas",
-    order_topic_config=json(
+    order_topic_config=json_field(
         "orderTopicConf",
-        read=lambda value, _what: fastjson.text(value) or None,
+        read=lambda value, _what: fastjson.to_text(value) or None,
         write=lambda value: value or None,
     ),
     constants={"filterServerTable": {}},
 )
 
 
-def _unquoted(broker: BrokerData) -> dict[str, Any]:
-    """With raw broker ids, as old clients want them, and all of 106 (spec/namesrv.md §6)."""
+def _broker_with_integer_ids(broker: BrokerData) -> dict[str, Any]:
+    """Return a broker as JSON whose broker ids are not quoted.
+
+    Old clients require this, and all clients do in the response to GET_BROKER_CLUSTER_INFO (106)
+    (spec/namesrv.md §6).
+    """
     return {**_BROKER.write(broker), "brokerAddrs": dict(broker.addresses)}
 
 
 @body
 class ClusterInfo:
-    """106's answer: all brokers by name, and the names of each cluster's brokers."""
+    """The response to GET_BROKER_CLUSTER_INFO (106).
 
-    brokers: Mapping[str, BrokerData] = json(
+    It has all brokers by name, and for each cluster the names of its brokers.
+    """
+
+    brokers: Mapping[str, BrokerData] = json_field(
         "brokerAddrTable",
         default_factory=dict,
-        write=lambda brokers: {name: _unquoted(broker) for name, broker in brokers.items()},
+        write=lambda brokers: {
+            name: _broker_with_integer_ids(broker) for name, broker in brokers.items()
+        },
     )
-    clusters: Mapping[str, tuple[str, ...]] = json("clusterAddrTable", default_factory=dict)
+    clusters: Mapping[str, tuple[str, ...]] = json_field("clusterAddrTable", default_factory=dict)
 
 
 encode_cluster_info, decode_cluster_info = body_codec(ClusterInfo, "cluster info")
@@ -454,32 +516,45 @@ decode_broker_member_group = member_codec("brokerMemberGroup", BrokerData, "brok
 
 
 def encode_topic_route(route: TopicRoute, *, standard: bool = True) -> bytes:
-    """105's answer; `standard` False writes broker ids without quotes for old clients."""
+    """Encode the response to GET_ROUTEINFO_BY_TOPIC (105).
+
+    If `standard` is False, broker ids are not quoted, as old clients require.
+    """
     return fastjson.dumps(_ROUTE.write(route) if standard else route_object(route))
 
 
 def route_object(route: TopicRoute) -> dict[str, Any]:
-    """A route with broker ids as numbers."""
-    return {**_ROUTE.write(route), "brokerDatas": [_unquoted(broker) for broker in route.brokers]}
+    """Return a route as JSON whose broker ids are integers."""
+    return {
+        **_ROUTE.write(route),
+        "brokerDatas": [_broker_with_integer_ids(broker) for broker in route.brokers],
+    }
 
 
 def encode_broker_member_group(cluster: str, broker: str, addresses: Mapping[int, str]) -> bytes:
-    """901's answer."""
+    """Encode the response to GET_BROKER_MEMBER_GROUP (901).
+
+    `addresses` maps the broker ids of the replicas to their addresses.
+    """
     values = {"brokerAddrs": dict(addresses), "brokerName": broker, "cluster": cluster}
     return fastjson.dumps({"brokerMemberGroup": values})
 
 
 def encode_topic_list(topics: Iterable[str], broker_address: str | None = None) -> bytes:
-    """Encode the answer to 206, 224, 304 and others; `broker_address` only for 304. Up to
-    SORTED_MAX topics are sorted: more of them would take longer than their text."""
+    """Encode a response that is a list of topics.
+
+    It belongs to GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206), GET_TOPICS_BY_CLUSTER (224),
+    GET_SYSTEM_TOPIC_LIST_FROM_NS (304) and others. Only 304 has a `broker_address`. Up to
+    TOPICS_SORTED_MAX topics are sorted. Sorting more would take longer than encoding them.
+    """
     names = list(topics)
-    if len(names) <= SORTED_MAX:
+    if len(names) <= TOPICS_SORTED_MAX:
         names.sort()
     return fastjson.dumps({"brokerAddr": broker_address, "topicList": names})
 
 
 def encode_group_list(groups: Iterable[str]) -> bytes:
-    """300's answer."""
+    """Encode the response to QUERY_TOPIC_CONSUME_BY_WHO (300), a sorted list of groups."""
     return fastjson.dumps({"groupList": sorted(groups)})
 
 
@@ -488,127 +563,144 @@ decode_group_list = member_codec("groupList", tuple[str, ...], "group list")[1]
 encode_kv_table: Callable[[Mapping[str, str]], bytes]
 encode_kv_table, decode_kv_table = member_codec("table", dict[str, str], "table")
 
-# ------------------------------------------------------------------------------- ours alone
+# ----------------------------------------------------------------------- requests of SluiceMQ
 
 
 @body
 class WaitingMessage:
-    """900101: a delayed or timed message that is not delivered yet.
+    """A delayed or timed message that is not delivered yet, listed by SLUICE_LIST_DELAYED (900101).
 
-    `level` is 0 for a timed one. Times are ms since 1970. `handle` takes it back.
+    `level` is its delay level, 0 for a timed message. Times are ms since 1970. `handle` is what
+    SLUICE_CANCEL_DELAYED (900102) recalls it by.
     """
 
-    topic: str = json("topic")
-    queue_id: int = json("queueId")
-    unique_id: str = json("uniqKey")
-    keys: str = json("keys")
-    tag: str = json("tag")
-    level: int = json("level")
-    due_ms: int = json("deliverTime")
-    stored_ms: int = json("storeTime")
-    body_bytes: int = json("bodySize")
-    handle: str = json("handle")
+    topic: str = json_field("topic")
+    queue_id: int = json_field("queueId")
+    unique_id: str = json_field("uniqKey")
+    keys: str = json_field("keys")
+    tag: str = json_field("tag")
+    level: int = json_field("level")
+    due_ms: int = json_field("deliverTime")
+    stored_ms: int = json_field("storeTime")
+    body_bytes: int = json_field("bodySize")
+    handle: str = json_field("handle")
 
 
 @body
 class OpenTransaction:
-    """900111: a transaction that is not decided. Times are ms since 1970; `asked` is the address of
-    the client that was asked last and has not answered, "" when there is none."""
+    """A transaction that is not decided, listed by SLUICE_LIST_TRANSACTIONS (900111).
 
-    transaction_id: str = json("transactionId")
-    group: str = json("producerGroup")
-    topic: str = json("topic")
-    queue_id: int = json("queueId")
-    keys: str = json("keys")
-    tag: str = json("tag")
-    began_ms: int = json("beginTime")
-    checks: int = json("checkTimes")
-    next_check_ms: int = json("nextCheckTime")
-    asked: str = json("asked")
-    half_queue_offset: int = json("tranStateTableOffset")
-    physical_offset: int = json("commitLogOffset")
-    body_bytes: int = json("bodySize")
+    Times are ms since 1970. `asked_client_address` is the address of the client to which the last
+    transaction check was sent and which has not answered; "" means that there is none.
+    """
+
+    transaction_id: str = json_field("transactionId")
+    group: str = json_field("producerGroup")
+    topic: str = json_field("topic")
+    queue_id: int = json_field("queueId")
+    keys: str = json_field("keys")
+    tag: str = json_field("tag")
+    began_ms: int = json_field("beginTime")
+    checks: int = json_field("checkTimes")
+    next_check_ms: int = json_field("nextCheckTime")
+    asked_client_address: str = json_field("asked")
+    half_queue_offset: int = json_field("tranStateTableOffset")
+    physical_offset: int = json_field("commitLogOffset")
+    body_bytes: int = json_field("bodySize")
 
 
 @body
 class QueueMatching:
-    """One queue: of the messages from `committed` (-1: nothing is) to `offset_max` so many match,
-    None when the subscription is not known. `eta_ms`: in how long none will be left at the present
-    pace; None when that is not known, or never. `in_flight` are popped; `extra` messages are before
-    the group besides those from `committed` on."""
+    """The filtered lag of a group in one queue.
 
-    queue_id: int = json("queueId")
-    committed: int = json("committed")
-    offset_min: int = json("minOffset")
-    offset_max: int = json("maxOffset")
-    matching: int | None = json("matching")
-    eta_ms: int | None = json("eta", default=None)
-    in_flight: int = json("inFlight", default=0)
-    extra: int = json("extra", default=0)
+    `committed` is the committed offset, -1 if there is none. `matching` is the number of matching
+    messages from there to `offset_max`, None if the subscription is unknown. `eta_ms` is the time
+    until no matching message is left at the present rate, in ms; None means never or unknown.
+    `in_flight` counts the popped messages that are not acknowledged. `extra` counts the unfinished
+    messages below `committed`; it is negative if messages from there on are finished.
+    """
+
+    queue_id: int = json_field("queueId")
+    committed: int = json_field("committed")
+    offset_min: int = json_field("minOffset")
+    offset_max: int = json_field("maxOffset")
+    matching: int | None = json_field("matching")
+    eta_ms: int | None = json_field("eta", default=None)
+    in_flight: int = json_field("inFlight", default=0)
+    extra: int = json_field("extra", default=0)
 
 
 @body
 class InFlightMessage:
-    """900134: a message that a group has popped, and not acknowledged. Times are ms since 1970, of
-    its pop and when it is visible again; `client_id` is "" when that is not known. It has come
-    `times` times."""
+    """A message in flight, listed by SLUICE_IN_FLIGHT (900134).
 
-    topic: str = json("topic")
-    queue_id: int = json("queueId")
-    queue_offset: int = json("queueOffset")
-    popped_ms: int = json("popTime")
-    visible_ms: int = json("visibleTime")
-    client_id: str = json("clientId")
-    times: int = json("times")
+    A group has popped it, and has not acknowledged it. `popped_ms` is the time of the pop, and
+    `visible_ms` the time when the message becomes visible again, both in ms since 1970. `client_id`
+    is "" if it is unknown. `delivery_count` is how often the message was delivered.
+    """
+
+    topic: str = json_field("topic")
+    queue_id: int = json_field("queueId")
+    queue_offset: int = json_field("queueOffset")
+    popped_ms: int = json_field("popTime")
+    visible_ms: int = json_field("visibleTime")
+    client_id: str = json_field("clientId")
+    delivery_count: int = json_field("times")
 
 
 @body
 class FilterFailure:
-    """An evaluation that failed: the message's place, and why."""
+    """A failed evaluation of a filter: the queue and offset of the message, and the error."""
 
-    queue_id: int = json("queueId")
-    offset: int = json("queueOffset")
-    text: str = json("text")
+    queue_id: int = json_field("queueId")
+    offset: int = json_field("queueOffset")
+    text: str = json_field("text")
 
 
 @body
 class LaneMatching:
-    """One lane of a group whose members want different things: its own offsets, and what it still
-    has to get. `expression` is "" where the topic is the group's retry topic."""
+    """One lane of a group: its subscription, its members, and its filtered lag in each queue.
 
-    lane: str = json("lane")
-    kind: str = json("expressionType")
-    expression: str = json("subscription")
-    client_ids: tuple[str, ...] = json("clientIds")
-    queues: tuple[QueueMatching, ...] = json("queues")
+    `expression` is "" if the topic is the retry topic of the group.
+    """
+
+    lane: str = json_field("lane")
+    kind: str = json_field("expressionType")
+    expression: str = json_field("subscription")
+    client_ids: tuple[str, ...] = json_field("clientIds")
+    queues: tuple[QueueMatching, ...] = json_field("queues")
 
 
 @body
 class GroupMatching:
-    """900131: a group on one topic of one broker. Counters are since that broker started;
-    `expression` is None when the broker does not know what the group wants."""
+    """The filtered lag of a group for a topic on one broker, from SLUICE_FILTERED_LAG (900131).
 
-    topic: str = json("topic")
-    kind: str = json("expressionType")
-    expression: str | None = json("subscription")
-    queues: tuple[QueueMatching, ...] = json("queues")
-    matched: int = json("matched", default=0)
-    filtered: int = json("filtered", default=0)
-    errors: Mapping[str, int] = json("errors", default_factory=dict)
-    failures: tuple[FilterFailure, ...] = json("failures", default=())
-    lanes: tuple[LaneMatching, ...] = json("lanes", default=())
-    """With lanes, a queue's `committed` is the least of them, and its `matching` the sum."""
+    `expression` is None if the broker does not know the subscription of the group. The counters
+    `matched`, `filtered` and `errors` begin when the broker starts.
+    """
+
+    topic: str = json_field("topic")
+    kind: str = json_field("expressionType")
+    expression: str | None = json_field("subscription")
+    queues: tuple[QueueMatching, ...] = json_field("queues")
+    matched: int = json_field("matched", default=0)
+    filtered: int = json_field("filtered", default=0)
+    errors: Mapping[str, int] = json_field("errors", default_factory=dict)
+    failures: tuple[FilterFailure, ...] = json_field("failures", default=())
+    lanes: tuple[LaneMatching, ...] = json_field("lanes", default=())
+    """The lanes of the group. With lanes, `committed` of a queue is the minimum of all lanes, and
+    `matching` is their sum."""
 
 
 encode_waiting, decode_waiting = member_codec(
-    "messages", list[WaitingMessage], "list of waiting messages"
+    "messages", list[WaitingMessage], "list of delayed messages"
 )
 encode_open_transactions, decode_open_transactions = member_codec(
     "transactions", list[OpenTransaction], "list of transactions"
 )
 encode_in_flight, decode_in_flight = member_codec(
-    "messages", list[InFlightMessage], "list of popped messages"
+    "messages", list[InFlightMessage], "list of messages in flight"
 )
 encode_group_matching, decode_group_matching = member_codec(
-    "topics", list[GroupMatching], "matches of a group"
+    "topics", list[GroupMatching], "filtered lag of a group"
 )

@@ -1,11 +1,11 @@
-"""Numbers of requests and of answers, with RocketMQ's own names (spec/remoting.md §7 and §19)."""
+"""The codes of requests and responses, with RocketMQ's names (spec/remoting.md §7 and §19)."""
 
 from enum import IntEnum
 from typing import Final
 
 
 class RequestCode(IntEnum):
-    """What a request asks for."""
+    """The code of a request: the operation that it asks for."""
 
     # producer and consumer -> broker
     SEND_MESSAGE = 10
@@ -127,7 +127,7 @@ class RequestCode(IntEnum):
     GET_LITE_GROUP_INFO = 200078
     TRIGGER_LITE_DISPATCH = 200079
 
-    # tools -> broker, ours alone
+    # tools -> broker, only in SluiceMQ
     SLUICE_LIST_DELAYED = 900101
     SLUICE_CANCEL_DELAYED = 900102
     SLUICE_LIST_TRANSACTIONS = 900111
@@ -173,7 +173,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """What came of it; 0 is success."""
+    """The code of a response: success, or the kind of failure."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -207,8 +207,10 @@ class ResponseCode(IntEnum):
 
 
 def version_name(number: int) -> str:
-    """A version as requests carry it, an ordinal of RocketMQ's table (spec/remoting.md §4); from
-    4.0.0 on each has two of them, the first for snapshots.
+    """Return the name of the version with this ordinal in RocketMQ's MQVersion table.
+
+    Requests contain the ordinal (spec/remoting.md §4). From 4.0.0 on each version has two ordinals,
+    the first for its snapshots. For an older version the ordinal itself is returned as a string.
 
     >>> version_name(475)
     '5.3.1'
@@ -221,3 +223,4 @@ def version_name(number: int) -> str:
 
 
 _V4_0_0_SNAPSHOT: Final = 212
+"""The ordinal of 4.0.0-SNAPSHOT."""

@@ -1,4 +1,6 @@
-"""How headers and bodies are declared, and their codecs.
+"""Declarations of headers and JSON bodies, and the codecs that are derived from them.
+
+A class declares the fields of a header or a body, and how each field is named on the wire:
 
     @request(Code.GET_MIN_OFFSET)
     class QueueRequest:
@@ -8,25 +10,27 @@
 
     @body
     class QueueStats:
-        offset_min: int = json("minOffset")
-        offset_max: int = json("maxOffset")
+        offset_min: int = json_field("minOffset")
+        offset_max: int = json_field("maxOffset")
 
     encode_queue_stats, decode_queue_stats = body_codec(QueueStats, "statistics of a queue")
 
-Either class gets frozen values that can be compared; its fields name their spelling on the wire.
+The instances of both classes are frozen, hashable and compared by value.
 
-In a header (extFields) every value is text: integers decimal, booleans `true`/`false`; None is not
-written. A field without a default is required. An empty text where a number is wanted counts as
-absent, as Java's decoder leaves such a field null. One that extends another has its fields first.
+In a header (extFields) every value is a string: integers are decimal, booleans are `true` or
+`false`. None is not written. A field without a default is required. An empty string for an integer
+counts as absent, as Java's decoder leaves such a field null. A class that extends another header
+has the fields of its base first.
 
-In a body how a value stands follows from its type: numbers, texts, lists, tables, `X | None`, and
-every other class with a form; `form` says the same of a class that is declared elsewhere. Bodies
-are read with Java's tolerance: unknown fields are ignored, absent and null mean the default
-(without one: 0, "", false, nothing), numbers may be texts and texts numbers. Everything that is of
-another kind raises ProtocolError that names the field. So does an integer that its Java type cannot
-hold: `INTS` names the fields that are a Java int in every body, all others are a Java long. So no
-table ever holds an integer that cannot be packed or saved. Written are the forms that Java and Go
-clients read (spec/remoting.md §5): names sorted, None left out.
+In a body the type of a field determines its JSON: numbers, strings, lists, maps, `X | None`, and
+every class with an object codec. `declare_object` makes such a codec for a class that is defined
+elsewhere. Bodies are decoded as tolerantly as Java does it. Unknown fields are ignored. Absent and
+null fields have their default or, without one, 0, "", false or an empty collection. Numbers may be
+strings, and strings may be numbers. A value of any other type raises ProtocolError with the name of
+the field. So does an integer outside the range of its Java type: `INTS` names the fields that are a
+Java int in every body, and all others are a Java long. Therefore no decoded body holds an integer
+that cannot be packed or saved. Bodies are encoded in the form that Java and Go clients read
+(spec/remoting.md §5): names are sorted, and None is left out.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -54,17 +58,20 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.wire import fastjson
 
 T = TypeVar("T")
-Data = str | bytes | memoryview
-Read = Callable[[Any, str], Any]
-"""(a value that is not null, its name for errors) -> what it means."""
-Write = Callable[[Any], Any]
+JsonData = str | bytes | memoryview
+ValueReader = Callable[[Any, str], Any]
+"""A function (value, name) that converts a received value other than null.
+
+`name` is used in errors. It raises ProtocolError if the value has another type.
+"""
+ValueWriter = Callable[[Any], Any]
 
 
 class HeaderError(ProtocolError):
-    """A header lacks a field or holds a bad one: answered with code 1, the connection stays.
+    """A header lacks a required field, or a field is invalid.
 
-    When: a client sends a request whose header is not as RocketMQ's clients write it.
-    Then: the request was not carried out.
+    When: a client sends a request whose header differs from what RocketMQ's clients write.
+    Then: the request is not carried out. The response has code 1, and the connection stays open.
     Fix: correct the client; the text names the field.
 
         the custom field <queueId> is not an integer of 32 bits: '5000000000'. Send a whole \
@@ -75,94 +82,123 @@ number from -2147483648 to 2147483647.
 # -------------------------------------------------------------------------------------- values
 
 
-class Declared(NamedTuple):
-    """A field. `wire` is its name there, "" when it does not travel; `absent` is what null means
-    when that is not the default; `read` and `write` take the place of those of its type."""
+class FieldDeclaration(NamedTuple):
+    """The declaration of one field of a header or body.
 
-    wire: str
+    `wire_name` is the name of the field on the wire, "" for a field that is never sent. `absent` is
+    the value for an absent or null field, if that differs from the default. `read` and `write`
+    replace the functions of the field's type.
+    """
+
+    wire_name: str
     default: Any = MISSING
     default_factory: Any = MISSING
     absent: Any = MISSING
-    read: Read | None = None
-    write: Write | None = None
+    read: ValueReader | None = None
+    write: ValueWriter | None = None
 
 
 _Field = tuple[str, str, Any, Any, Callable[[Any, Any], None]]
-"""Name, name on the wire, how it is read, default, how it is set in a value. Plain tuples: these
-are gone through with each request."""
+"""The attribute's name, its name on the wire, its reader, its default, and the function
+(instance, value) that sets it. It is a plain tuple because every request iterates over them."""
 _TABLES: Final[dict[type, tuple[_Field, ...]]] = {}
 _FACTORIES: Final[dict[tuple[type, str], Callable[[], Any]]] = {}
 
 
-class _Value:
-    """What a frozen dataclass would give each class. Making one compiles half a dozen functions,
-    and for all headers and bodies together that was a tenth of every start."""
+class _FrozenValue:
+    """The base of all declared classes: the methods of a frozen dataclass, from a table of fields.
+
+    Real dataclasses would compile six functions for each class. For all headers and bodies together
+    that took a tenth of the time in which a process starts.
+    """
 
     __slots__ = ()
 
-    def __init__(self, *values: Any, **named: Any) -> None:
+    def __init__(self, *values: Any, **keywords: Any) -> None:
         table = _TABLES[type(self)]
         if values:
             if len(values) > len(table):
-                raise TypeError(f"{type(self).__name__} has {len(table)} fields")
-            named.update(zip((name for name, *_ in table), values, strict=False))
-        for name, _, _, default, put in table:
-            value = named.pop(name, default)
+                raise TypeError(
+                    f"{type(self).__name__} takes at most {len(table)} arguments, got {len(values)}"
+                )
+            keywords.update(zip((name for name, *_ in table), values, strict=False))
+        for name, _, _, default, set_value in table:
+            value = keywords.pop(name, default)
             if value is MISSING:
                 make = _FACTORIES.get((type(self), name))
                 if make is None:
-                    raise TypeError(f"{type(self).__name__} needs {name}")
+                    raise TypeError(f"{type(self).__name__} requires the argument {name}")
                 value = make()
-            put(self, value)
-        if named:
-            raise TypeError(f"{type(self).__name__} has no {', '.join(named)}")
+            set_value(self, value)
+        if keywords:
+            raise TypeError(f"{type(self).__name__} has no fields {', '.join(keywords)}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be set")
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and _values(self) == _values(other)
+        return type(other) is type(self) and _field_values(self) == _field_values(other)
 
     def __hash__(self) -> int:
-        return hash(_values(self))
+        return hash(_field_values(self))
 
     def __repr__(self) -> str:
-        values = zip(_TABLES[type(self)], _values(self), strict=True)
+        values = zip(_TABLES[type(self)], _field_values(self), strict=True)
         return f"{type(self).__name__}({', '.join(f'{f[0]}={value!r}' for f, value in values)})"
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), _values(self)
+        return type(self), _field_values(self)
 
 
-def _values(value: object) -> tuple[Any, ...]:
+def _field_values(value: object) -> tuple[Any, ...]:
+    """Return the values of all fields of an instance, in the order of declaration."""
     return tuple([getattr(value, name) for name, *_ in _TABLES[type(value)]])
 
 
-def _made(cls: type[T], **changes: Any) -> type[T]:
-    """`cls` as a class of values, whose fields are what it and its base declare."""
+def _make_value_class(cls: type[T], **changes: Any) -> type[T]:
+    """Return a class like `cls` whose instances are frozen and have slots.
+
+    Its fields are those that the only base of `cls` declares, then those of `cls`. `changes` are
+    attributes that replace those of `cls`, such as `__doc__`.
+    """
     (base,) = cls.__bases__
-    own = {name: it for name, it in vars(cls).items() if isinstance(it, Declared)}
-    left_out = {*own, "__dict__", "__weakref__"}
+    declared_fields = {
+        name: it for name, it in vars(cls).items() if isinstance(it, FieldDeclaration)
+    }
+    left_out = {*declared_fields, "__dict__", "__weakref__"}
     rest = {name: it for name, it in vars(cls).items() if name not in left_out}
-    bases = (_Value if base is object else base,)
-    made = type(cls.__name__, bases, {**rest, **changes, "__slots__": tuple(own)})
+    bases = (_FrozenValue if base is object else base,)
+    value_class = type(
+        cls.__name__, bases, {**rest, **changes, "__slots__": tuple(declared_fields)}
+    )
     table = {field[0]: field for field in _TABLES.get(base, ())}
-    for name, said in own.items():
-        put = getattr(made, name).__set__
-        table[name] = (name, said.wire, said.read, said.default, put)
-        if said.default_factory is not MISSING:
-            _FACTORIES[made, name] = said.default_factory
-    _TABLES[made] = tuple(table.values())
-    return cast(type[T], made)
+    for name, declaration in declared_fields.items():
+        set_value = getattr(value_class, name).__set__
+        table[name] = (
+            name,
+            declaration.wire_name,
+            declaration.read,
+            declaration.default,
+            set_value,
+        )
+        if declaration.default_factory is not MISSING:
+            _FACTORIES[value_class, name] = declaration.default_factory
+    _TABLES[value_class] = tuple(table.values())
+    return cast(type[T], value_class)
 
 
 # ------------------------------------------------------------------------------------- headers
 
 
-def _integer(bits: int) -> Read:
+def _integer_reader(bits: int) -> ValueReader:
+    """Return the reader of a header field that is a signed integer of `bits` bits.
+
+    The reader returns None for an empty string. It raises HeaderError if the string is not an
+    integer, or is out of range.
+    """
     limit = 1 << (bits - 1)
 
-    def read(value: str, wire: str) -> int | None:
+    def read(value: str, wire_name: str) -> int | None:
         if not value:
             return None
         try:
@@ -172,8 +208,8 @@ def _integer(bits: int) -> Read:
         if not -limit <= number < limit:
             shown = value if len(value) <= _SHOWN_MAX else f"{value[:_SHOWN_MAX]}…"
             raise HeaderError(
-                f"the custom field <{wire}> is not an integer of {bits} bits: {shown!r}. Send a "
-                f"whole number from {-limit} to {limit - 1}."
+                f"the custom field <{wire_name}> is not an integer of {bits} bits: {shown!r}. "
+                f"Send a whole number from {-limit} to {limit - 1}."
             )
         return number
 
@@ -181,90 +217,113 @@ def _integer(bits: int) -> Read:
 
 
 _SHOWN_MAX: Final = 40
-_READ_INT32, _READ_INT64 = _integer(32), _integer(64)
+"""The most characters of a wrong value that an error shows."""
+_READ_INT32, _READ_INT64 = _integer_reader(32), _integer_reader(64)
 
 
-def text(wire: str, *, default: Any = MISSING) -> Any:
-    """A text field named `wire` in extFields."""
-    return Declared(wire, default, read=lambda value, _wire: value)
+def text(wire_name: str, *, default: Any = MISSING) -> Any:
+    """Declare a string field that is named `wire_name` in extFields."""
+    return FieldDeclaration(wire_name, default, read=lambda value, _wire_name: value)
 
 
-def int32(wire: str, *, default: Any = MISSING) -> Any:
-    """A 32-bit integer field."""
-    return Declared(wire, default, read=_READ_INT32)
+def int32(wire_name: str, *, default: Any = MISSING) -> Any:
+    """Declare a field that is a signed integer of 32 bits, named `wire_name` in extFields."""
+    return FieldDeclaration(wire_name, default, read=_READ_INT32)
 
 
-def int64(wire: str, *, default: Any = MISSING) -> Any:
-    """A 64-bit integer field."""
-    return Declared(wire, default, read=_READ_INT64)
+def int64(wire_name: str, *, default: Any = MISSING) -> Any:
+    """Declare a field that is a signed integer of 64 bits, named `wire_name` in extFields."""
+    return FieldDeclaration(wire_name, default, read=_READ_INT64)
 
 
-def boolean(wire: str, *, default: Any = MISSING) -> Any:
-    """A field that is `true` or `false`."""
-    return Declared(wire, default, read=lambda value, _wire: value.lower() == "true")
+def boolean(wire_name: str, *, default: Any = MISSING) -> Any:
+    """Declare a boolean field that is named `wire_name` in extFields.
+
+    `true` in any case is True, every other string is False.
+    """
+    return FieldDeclaration(
+        wire_name, default, read=lambda value, _wire_name: value.lower() == "true"
+    )
 
 
-def header_of(
-    table: dict[int, type], codes: Collection[IntEnum], letters: str = ""
+def declare_header(
+    table: dict[int, type], codes: Collection[IntEnum], short_names: str = ""
 ) -> Callable[[type[T]], type[T]]:
-    """A decorator that makes a class the header of these codes in `table`. `letters`: one for each
-    field, in the place of their names on the wire."""
+    """Return a decorator that declares a class as the header of `codes`, and adds it to `table`.
+
+    `short_names` has one character for each field. They replace the names of the fields on the
+    wire. An empty string leaves the names as they are. A class without a docstring gets one with
+    the names and numbers of the codes.
+    """
 
     def make(cls: type[T]) -> type[T]:
-        named = ", ".join(f"{code} {code.name}" for code in codes)
-        made = _made(cls, __doc__=f"{named}: {cls.__doc__}" if cls.__doc__ else named)
-        if letters:
-            both = zip(_TABLES[made], letters, strict=True)
-            _TABLES[made] = tuple((name, letter, *rest) for (name, _, *rest), letter in both)
-        table.update(dict.fromkeys(map(int, codes), made))
-        return made
+        code_names = ", ".join(f"{code.name} ({code})" for code in codes)
+        header_class = _make_value_class(cls, __doc__=cls.__doc__ or f"The header of {code_names}.")
+        if short_names:
+            renamed = zip(_TABLES[header_class], short_names, strict=True)
+            _TABLES[header_class] = tuple(
+                (name, short_name, *rest) for (name, _, *rest), short_name in renamed
+            )
+        table.update(dict.fromkeys(map(int, codes), header_class))
+        return header_class
 
     return make
 
 
 def decode_header(cls: type[T], fields: Mapping[str, str] | None) -> T:
-    """extFields -> header. Raises HeaderError that names the missing or bad field."""
-    given = fields or {}
-    made = cls.__new__(cls)
-    for _, wire, read, default, put in _TABLES[cls]:
-        value: Any = given.get(wire)
+    """Decode extFields to an instance of the header class `cls`.
+
+    None as `fields` is a header without fields. Fields that `cls` does not declare are ignored.
+    Raises HeaderError with the name of the field if a required field is missing, or is invalid.
+    """
+    received = fields or {}
+    header = cls.__new__(cls)
+    for _, wire_name, read, default, set_value in _TABLES[cls]:
+        value: Any = received.get(wire_name)
         if value is not None:
-            value = read(value, wire)
+            value = read(value, wire_name)
         if value is None:
             value = default
             if value is MISSING:
-                raise HeaderError(f"the custom field <{wire}> is null")
-        put(made, value)
-    return made
+                raise HeaderError(f"the custom field <{wire_name}> is null")
+        set_value(header, value)
+    return header
 
 
 def encode_header(value: Any) -> dict[str, str]:
-    """Header -> extFields; None is left out."""
+    """Encode a header to extFields. Fields that are None are left out."""
     fields: dict[str, str] = {}
-    for name, wire, _, _, _ in _TABLES[type(value)]:
+    for name, wire_name, _, _, _ in _TABLES[type(value)]:
         item = getattr(value, name)
         if item is not None:
-            fields[wire] = item if isinstance(item, str) else str(item).lower()
+            fields[wire_name] = item if isinstance(item, str) else str(item).lower()
     return fields
 
 
 def wire_names(cls: type) -> tuple[str, ...]:
-    """The field names of a header as they stand on the wire, in the order declared."""
-    return tuple(wire for _, wire, *_ in _TABLES[cls])
+    """Return the names of a header's fields on the wire, in the order of declaration."""
+    return tuple(wire_name for _, wire_name, *_ in _TABLES[cls])
 
 
 # --------------------------------------------------------------------- single values of bodies
 
 
-def load_object(data: Data, what: str) -> dict[Any, Any]:
-    """The body `what` as a JSON object."""
+def load_object(data: JsonData, what: str) -> dict[Any, Any]:
+    """Decode a body that is a JSON object. `what` names the body in errors.
+
+    Raises ProtocolError if the body is empty, is not valid JSON, or is another JSON value. A body
+    that is null gives {}.
+    """
     if not data:
         raise ProtocolError(f"The {what} has no body.")
     return as_object(fastjson.loads(data), f"The {what}")
 
 
 def as_object(value: Any, what: str) -> dict[Any, Any]:
-    """`value` as an object; {} for null."""
+    """Return `value` if it is a JSON object, and {} if it is None.
+
+    Raises ProtocolError, which begins with `what`, for any other value.
+    """
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -273,14 +332,18 @@ def as_object(value: Any, what: str) -> dict[Any, Any]:
 
 
 def as_list(value: Any, what: str) -> list[Any]:
-    """`value` as a list."""
+    """Return `value` if it is a JSON list. Raises ProtocolError, which begins with `what`."""
     if not isinstance(value, list):
         raise ProtocolError(f"{what} is not a JSON list.")
     return value
 
 
-def _as(make: Callable[[Any], Any], noun: str) -> Read:
-    """Reads a number; text is parsed, as fastjson does."""
+def _number_reader(make: Callable[[Any], Any], noun: str) -> ValueReader:
+    """Return a reader that converts values by `make`: int or float.
+
+    Strings are parsed, as fastjson does. The reader raises ProtocolError, which says that the value
+    is not `noun`.
+    """
 
     def read(value: Any, what: str) -> Any:
         try:
@@ -291,7 +354,7 @@ def _as(make: Callable[[Any], Any], noun: str) -> Read:
     return read
 
 
-_integer_of: Callable[[Any, str], int] = _as(int, "an integer")
+_integer_of: Callable[[Any, str], int] = _number_reader(int, "an integer")
 
 INTS: Final = frozenset(
     {
@@ -310,15 +373,18 @@ INTS: Final = frozenset(
         "writeQueueNums",
     }
 )
-"""Fields of bodies that are an int in Java, by their name on the wire; others are a long."""
+"""The wire names of those integer fields of bodies that are a Java int. All others are a long."""
 INT_LIMIT: Final = 1 << 31
+"""The smallest positive number that a Java int cannot hold."""
 LONG_LIMIT: Final = 1 << 63
+"""The smallest positive number that a Java long cannot hold."""
 
 
 def as_integer(value: Any, what: str) -> int:
-    """Read an integer, also from text. `what` is the field's name: it decides about the range.
+    """Return a JSON value as an integer. Strings are parsed.
 
-    Raises ProtocolError.
+    `what` is the name of the field. It selects the range: 32 bits for a name in `INTS`, else 64.
+    Raises ProtocolError if the value is not an integer in that range.
     """
     number = value if value.__class__ is int else _integer_of(value, what)
     if not -INT_LIMIT <= number < INT_LIMIT and (
@@ -333,37 +399,47 @@ def as_integer(value: Any, what: str) -> int:
 
 
 def take_object(values: Mapping[Any, Any], key: str) -> dict[Any, Any]:
-    """An object field; {} when absent."""
+    """Return the field `key` as an object, {} if it is absent or null. Raises ProtocolError."""
     return as_object(values.get(key), key)
 
 
 def take_list(values: Mapping[Any, Any], key: str) -> list[Any]:
-    """A list field; [] when absent."""
+    """Return the field `key` as a list, [] if it is absent or null. Raises ProtocolError."""
     value = values.get(key)
     return [] if value is None else as_list(value, key)
 
 
 def take_integer(values: Mapping[Any, Any], key: str, default: int = 0) -> int:
-    """An integer field."""
+    """Return the field `key` as `as_integer` does, `default` if it is absent or null.
+
+    Raises ProtocolError.
+    """
     value = values.get(key)
     return default if value is None else as_integer(value, key)
 
 
 def take_text(values: Mapping[Any, Any], key: str, default: str = "") -> str:
-    """A text field; a number becomes text."""
+    """Return the field `key` as a string, `default` if it is absent or null.
+
+    Other JSON values become the string that fastjson makes of them.
+    """
     value = values.get(key)
-    return default if value is None else fastjson.text(value)
+    return default if value is None else fastjson.to_text(value)
 
 
 QUEUE_TEXT_VALUES_MAX: Final = 32
-"""The most values of a text that holds a queue, which has three fields."""
+"""The most JSON values in a string that contains a queue. A queue has three fields."""
 
 
 def queue_from(value: Any, what: str = "The queue") -> MessageQueue:
-    """Return a queue that is written as an object, as an object that is a map's key, or as a text
-    that holds the object. Raises ProtocolError."""
+    """Return the queue that a JSON value describes.
+
+    The value is an object, an object that was a map's key (a tuple of pairs), or a string that
+    contains the JSON of such an object. `what` names the value in errors. Raises ProtocolError if
+    the value is none of these, or lacks the topic or the broker name.
+    """
     if isinstance(value, str):
-        if fastjson.weigh(value).values > QUEUE_TEXT_VALUES_MAX:
+        if fastjson.bound_counts(value).values > QUEUE_TEXT_VALUES_MAX:
             raise ProtocolError(f"{what} has more than {QUEUE_TEXT_VALUES_MAX} values.")
         value = fastjson.loads(value, QUEUE_TEXT_VALUES_MAX)
     values = dict(value) if isinstance(value, tuple) else as_object(value, what)
@@ -375,30 +451,34 @@ def queue_from(value: Any, what: str = "The queue") -> MessageQueue:
 
 
 def queue_object(queue: MessageQueue) -> dict[str, Any]:
-    """A queue as a JSON object."""
+    """Return a queue as a JSON object."""
     return {"brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic}
 
 
-# --------------------------------------------------------------------------------------- kinds
+# -------------------------------------------------------------------------------- value codecs
 
 
-class Kind(NamedTuple):
-    """How the values of one type stand in JSON. `absent` makes what null means; without `write`
-    they are JSON as they are. As a map's key they are written by `write_key`."""
+class ValueCodec(NamedTuple):
+    """How the values of one type are converted from and to JSON.
 
-    read: Read
-    absent: Callable[[], Any]
-    write: Write | None = None
-    write_key: Write | None = None
+    `read` converts a JSON value other than null, and `make_default` makes the value for null.
+    `write` converts a value to JSON. `write_key` does so for a key of a map. None means that the
+    value is already JSON.
+    """
+
+    read: ValueReader
+    make_default: Callable[[], Any]
+    write: ValueWriter | None = None
+    write_key: ValueWriter | None = None
 
 
-_KINDS: Final[dict[Any, Kind]] = {
-    int: Kind(as_integer, int),
-    float: Kind(_as(float, "a number"), float),
-    bool: Kind(lambda it, _: it.lower() == "true" if isinstance(it, str) else bool(it), bool),
-    str: Kind(lambda value, _what: fastjson.text(value), str),
-    Any: Kind(lambda value, _what: value, NoneType),
-    MessageQueue: Kind(
+_VALUE_CODECS: Final[dict[Any, ValueCodec]] = {
+    int: ValueCodec(as_integer, int),
+    float: ValueCodec(_number_reader(float, "a number"), float),
+    bool: ValueCodec(lambda it, _: it.lower() == "true" if isinstance(it, str) else bool(it), bool),
+    str: ValueCodec(lambda value, _what: fastjson.to_text(value), str),
+    Any: ValueCodec(lambda value, _what: value, NoneType),
+    MessageQueue: ValueCodec(
         queue_from,
         lambda: queue_from({}),
         queue_object,
@@ -407,59 +487,75 @@ _KINDS: Final[dict[Any, Kind]] = {
 }
 
 
-def kind_of(annotation: Any) -> Kind:
-    """The kind of a type."""
-    found = _KINDS.get(annotation)
+def value_codec(annotation: Any) -> ValueCodec:
+    """Return the codec of a type, and cache it.
+
+    `annotation` is a plain type, `X | None`, a collection or mapping of such types, or a class that
+    has an object codec. Codecs of classes are looked up here, not when a field is declared, so the
+    order of declarations does not matter.
+    """
+    found = _VALUE_CODECS.get(annotation)
     if found is not None:
         return found
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if annotation in FORMS:
-        form = FORMS[annotation]
-        found = Kind(form.read, lambda: form.read({}), form.write)
+    if annotation in OBJECT_CODECS:
+        codec = OBJECT_CODECS[annotation]
+        found = ValueCodec(codec.read, lambda: codec.read({}), codec.write)
     elif NoneType in arguments:
-        inner = kind_of(next(one for one in arguments if one is not NoneType))
+        inner = value_codec(next(one for one in arguments if one is not NoneType))
         write = inner.write
         optional = write and (lambda it: None if it is None else write(it))
-        found = Kind(inner.read, NoneType, optional)
+        found = ValueCodec(inner.read, NoneType, optional)
     elif issubclass(origin, Mapping):
-        found = _table_kind(*arguments)
+        found = _map_codec(*arguments)
     else:
-        found = _list_kind(origin if origin in (tuple, frozenset) else list, arguments[0])
-    _KINDS[annotation] = found
+        found = _list_codec(origin if origin in (tuple, frozenset) else list, arguments[0])
+    _VALUE_CODECS[annotation] = found
     return found
 
 
-def _list_kind(make: Callable[[Iterable[Any]], Any], item: Any) -> Kind:
-    read, absent, write, _ = kind_of(item)
+def _list_codec(make: Callable[[Iterable[Any]], Any], item: Any) -> ValueCodec:
+    """Return the codec of collections of `item`, which `make` makes from an iterable.
+
+    Nulls become the default of the item's type, but nulls in a collection of strings are left out.
+    Sets of plain values are written as sorted lists.
+    """
+    read, make_default, write, _ = value_codec(item)
 
     def read_list(value: Any, what: str) -> Any:
         values = as_list(value, what)
-        if item is str:  # nulls are left out
+        if item is str:
             return make([read(one, what) for one in values if one is not None])
-        return make([absent() if one is None else read(one, what) for one in values])
+        return make([make_default() if one is None else read(one, what) for one in values])
 
     def write_list(values: Iterable[Any]) -> list[Any]:
         return [write(one) for one in values]  # type: ignore[misc]
 
     plain = sorted if make is frozenset else list
-    return Kind(read_list, make, write_list if write else plain)  # type: ignore[arg-type]
+    return ValueCodec(read_list, make, write_list if write else plain)  # type: ignore[arg-type]
 
 
-def _table_kind(key: Any, item: Any) -> Kind:
-    read_key, _, _, write_key = kind_of(key)
-    read, absent, write, _ = kind_of(item)
-    named = FORMS[item].key_name if item in FORMS else ""
+def _map_codec(key: Any, item: Any) -> ValueCodec:
+    """Return the codec of mappings from type `key` to type `item`.
+
+    Nulls become the default of the item's type, but nulls in a mapping to strings are left out. If
+    the items are objects that have a `key_name`, an object without that field gets its key as the
+    value.
+    """
+    read_key, _, _, write_key = value_codec(key)
+    read, make_default, write, _ = value_codec(item)
+    key_name = OBJECT_CODECS[item].key_name if item in OBJECT_CODECS else ""
 
     def read_item(key: Any, value: Any, what: str) -> Any:
-        if named and as_object(value, what).get(named) is None:
-            value = {**(value or {}), named: key}
-        return absent() if value is None else read(value, what)
+        if key_name and as_object(value, what).get(key_name) is None:
+            value = {**(value or {}), key_name: key}
+        return make_default() if value is None else read(value, what)
 
     def read_table(value: Any, what: str) -> dict[Any, Any]:
         return {
             read_key(key, what): read_item(key, one, what)
             for key, one in as_object(value, what).items()
-            if one is not None or item is not str  # null texts are left out
+            if one is not None or item is not str
         }
 
     def write_table(table: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -468,48 +564,64 @@ def _table_kind(key: Any, item: Any) -> Kind:
             for key, one in table.items()
         }
 
-    return Kind(read_table, dict, write_table if write or write_key else dict)
+    return ValueCodec(read_table, dict, write_table if write or write_key else dict)
 
 
-# --------------------------------------------------------------------------------------- forms
+# ------------------------------------------------------------------------------- object codecs
 
 
-class Form(Generic[T]):
-    """How a class stands in JSON. `constants` are written besides; `key_name` is the wire name of
-    the field that the key of a table stands in for when it is absent."""
+class ObjectCodec(Generic[T]):
+    """How the instances of one class are converted from and to JSON objects.
+
+    `names` are the wire names of all fields. `constants` are fields with a fixed value that are
+    written, and ignored when read. `key_name` is the wire name of the field whose value, if it is
+    absent in an object that is an item of a map, is the item's key; "" means no field.
+    """
 
     def __init__(
         self,
         cls: type[T],
-        declared: Iterable[tuple[str, Any, Declared]],
+        declared: Iterable[tuple[str, Any, FieldDeclaration]],
         constants: Mapping[str, Any],
         key: str = "",
     ) -> None:
-        """`declared`: name, type and what is said of each field."""
+        """Declare the fields of `cls` by `declared`: attribute name, type and declaration of each.
+
+        `key` is the attribute name of the field that becomes `key_name`.
+        """
         self._cls = cls
-        self._declared = [row for row in declared if row[2].wire]
+        self._declared = [row for row in declared if row[2].wire_name]
         self.constants = dict(constants)
-        self.names = frozenset(said.wire for _, _, said in self._declared)
-        self.key_name = next((said.wire for name, _, said in self._declared if name == key), "")
+        self.names = frozenset(declaration.wire_name for _, _, declaration in self._declared)
+        self.key_name = next(
+            (declaration.wire_name for name, _, declaration in self._declared if name == key), ""
+        )
 
     @cached_property
     def read(self) -> Callable[..., T]:
-        """(A JSON object, what it is) -> an instance. Raises ProtocolError."""
+        """The function (value, what) that makes an instance from a JSON object.
+
+        `what` names the value in errors. The function raises ProtocolError.
+        """
         cls, rows = self._cls, []
-        for name, kind_type, said in self._declared:
-            kind, default = kind_of(kind_type), said.absent
-            default = said.default if default is MISSING else default
-            absent = kind.absent if default is MISSING else repeat(default).__next__
-            plain = kind_type if kind_type in (str, bool) and not said.read else None
-            rows.append((name, said.wire, plain, said.read or kind.read, absent))
+        for name, field_type, declaration in self._declared:
+            codec = value_codec(field_type)
+            default = declaration.absent
+            if default is MISSING:
+                default = declaration.default
+            make_default = codec.make_default if default is MISSING else repeat(default).__next__
+            plain = field_type if field_type in (str, bool) and not declaration.read else None
+            rows.append(
+                (name, declaration.wire_name, plain, declaration.read or codec.read, make_default)
+            )
 
         def read(value: Any, what: str = "The value") -> T:
-            given = as_object(value, what).get
+            received = as_object(value, what).get
             made = {}
-            for name, wire, plain, read, absent in rows:
-                value = given(wire)
-                if value.__class__ is not plain:  # what is plain is taken as it is
-                    value = absent() if value is None else read(value, wire)
+            for name, wire_name, plain, read, make_default in rows:
+                value = received(wire_name)
+                if value.__class__ is not plain:  # a str or bool needs no conversion
+                    value = make_default() if value is None else read(value, wire_name)
                 made[name] = value
             return cls(**made)
 
@@ -517,70 +629,95 @@ class Form(Generic[T]):
 
     @cached_property
     def write(self) -> Callable[[T], dict[str, Any]]:
-        """(An instance) -> a JSON object, names sorted, None left out."""
-        rows = sorted(self._declared, key=lambda row: row[2].wire)
-        names, wires = [name for name, _, _ in rows], [said.wire for _, _, said in rows]
+        """The function (instance) that makes a JSON object: names sorted, None left out."""
+        rows = sorted(self._declared, key=lambda row: row[2].wire_name)
+        names = [name for name, _, _ in rows]
+        names_on_wire = [declaration.wire_name for _, _, declaration in rows]
         get = attrgetter(*names) if len(names) > 1 else lambda item: (getattr(item, names[0]),)
-        writes = [(said.wire, said.write or kind_of(it).write) for _, it, said in rows]
-        converted = [(wire, write) for wire, write in writes if write]
-        optional = [said.wire for _, it, said in rows if said.write or NoneType in get_args(it)]
+        writes = [
+            (declaration.wire_name, declaration.write or value_codec(it).write)
+            for _, it, declaration in rows
+        ]
+        converted = [(wire_name, write) for wire_name, write in writes if write]
+        optional = [
+            declaration.wire_name
+            for _, it, declaration in rows
+            if declaration.write or NoneType in get_args(it)
+        ]
         constants = self.constants
 
         def write(item: T) -> dict[str, Any]:
-            values = dict(zip(wires, get(item), strict=True))
-            for wire, convert in converted:
-                values[wire] = convert(values[wire])
-            for wire in optional:
-                if values[wire] is None:
-                    del values[wire]
+            values = dict(zip(names_on_wire, get(item), strict=True))
+            for wire_name, convert in converted:
+                values[wire_name] = convert(values[wire_name])
+            for wire_name in optional:
+                if values[wire_name] is None:
+                    del values[wire_name]
             if constants:
                 values.update(constants)
             return values
 
         is_plain = not (converted or optional or constants)
-        return (lambda item: dict(zip(wires, get(item), strict=True))) if is_plain else write
+        return (
+            (lambda item: dict(zip(names_on_wire, get(item), strict=True))) if is_plain else write
+        )
 
 
-FORMS: Final[dict[Any, Form[Any]]] = {}
+OBJECT_CODECS: Final[dict[Any, ObjectCodec[Any]]] = {}
 
 
-def json(wire: str, **options: Any) -> Any:
-    """A field named `wire` in JSON, with the options of `Declared`."""
-    return Declared(wire, **options)
+def json_field(wire_name: str, **options: Any) -> Any:
+    """Declare a field that is named `wire_name` in JSON.
+
+    `options` are the other attributes of `FieldDeclaration`.
+    """
+    return FieldDeclaration(wire_name, **options)
 
 
-def form(
+def declare_object(
     cls: type[T],
     *,
     key: str = "",
     constants: Mapping[str, Any] | None = None,
-    **declared: str | Declared,
-) -> Form[T]:
-    """Declare how a dataclass stands in JSON: field -> its name there, or `json(…)`."""
+    **declared: str | FieldDeclaration,
+) -> ObjectCodec[T]:
+    """Make and register the object codec of a dataclass that is defined elsewhere.
+
+    `declared` has for each field its name in JSON or a `json_field(…)`. A field that it lacks is
+    never sent. `key` and `constants` are explained at `ObjectCodec`.
+    """
     rows = []
     for field in fields(cls):  # type: ignore[arg-type]
-        said = declared.get(field.name, "")
-        said = Declared(said) if isinstance(said, str) else said
-        rows.append((field.name, field.type, said._replace(default=field.default)))
-    made = FORMS[cls] = Form(cls, rows, constants or {}, key)
-    return made
+        declaration = declared.get(field.name, "")
+        declaration = FieldDeclaration(declaration) if isinstance(declaration, str) else declaration
+        rows.append((field.name, field.type, declaration._replace(default=field.default)))
+    codec = OBJECT_CODECS[cls] = ObjectCodec(cls, rows, constants or {}, key)
+    return codec
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(json,))
+@dataclass_transform(frozen_default=True, field_specifiers=(json_field,))
 def body(cls: type[T]) -> type[T]:
-    """Make `cls` a class of values with a form."""
-    rows = [(name, kind_type, vars(cls)[name]) for name, kind_type in get_annotations(cls).items()]
-    made = _made(cls)
-    FORMS[made] = Form(made, rows, {})
-    return made
+    """Declare a class as a JSON object: make its instances frozen, and register its codec.
+
+    Every annotated attribute of the class must have a `json_field(…)` as its value.
+    """
+    rows = [
+        (name, field_type, vars(cls)[name]) for name, field_type in get_annotations(cls).items()
+    ]
+    value_class = _make_value_class(cls)
+    OBJECT_CODECS[value_class] = ObjectCodec(value_class, rows, {})
+    return value_class
 
 
-Codec = tuple[Callable[[T], bytes], Callable[[Data], T]]
+Codec = tuple[Callable[[T], bytes], Callable[[JsonData], T]]
 
 
 def body_codec(cls: type[T], what: str) -> Codec[T]:
-    """Encoder and decoder of a body that is an object; `what` it is, for errors."""
-    found: Form[T] = FORMS[cls]
+    """Return the encoder and the decoder of bodies that are an instance of `cls` as JSON.
+
+    `what` names the body in the errors of the decoder, which raises ProtocolError.
+    """
+    found: ObjectCodec[T] = OBJECT_CODECS[cls]
     return (
         lambda value: fastjson.dumps(found.write(value)),
         lambda data: found.read(load_object(data, what)),
@@ -588,17 +725,22 @@ def body_codec(cls: type[T], what: str) -> Codec[T]:
 
 
 def member_codec(
-    key: str, kind: type[T], what: str, **constants: Any
-) -> tuple[Callable[[Any], bytes], Callable[[Data], T]]:
-    """The same of a body whose only member, but for constants, is `key`."""
-    found = kind_of(kind)
+    key: str, value_type: type[T], what: str, **constants: Any
+) -> tuple[Callable[[Any], bytes], Callable[[JsonData], T]]:
+    """Return the encoder and the decoder of bodies that are an object with the member `key`.
+
+    `value_type` is the type of the member's value. The encoder also writes `constants`. The decoder
+    returns the default of the type if the member is absent, and raises ProtocolError with `what` as
+    the body's name.
+    """
+    codec = value_codec(value_type)
 
     def encode(value: Any) -> bytes:
-        written = value if found.write is None else found.write(value)
+        written = value if codec.write is None else codec.write(value)
         return fastjson.dumps({key: written, **constants})
 
-    def decode(data: Data) -> T:
+    def decode(data: JsonData) -> T:
         value = load_object(data, what).get(key)
-        return found.absent() if value is None else found.read(value, key)  # type: ignore[no-any-return]
+        return codec.make_default() if value is None else codec.read(value, key)  # type: ignore[no-any-return]
 
     return encode, decode

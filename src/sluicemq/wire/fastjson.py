@@ -1,16 +1,20 @@
-"""JSON as Java's fastjson writes it, and the plain kind (spec/remoting.md §5).
+"""Codec for standard JSON and for the dialect that Java's fastjson writes (spec/remoting.md §5).
 
-fastjson writes integer map keys without quotes (`{0:"a"}`), objects as map keys
-(`{{"brokerName":"b","queueId":0,"topic":"T"}:5}`) and `{"$ref":"$.path"}` for an object that it
-has written before. `loads` takes the plain kind through orjson and the rest through a small
-parser:
+fastjson writes integer keys of maps without quotes (`{0:"a"}`), objects as keys of maps
+(`{{"brokerName":"b","queueId":0,"topic":"T"}:5}`), and `{"$ref":"$.path"}` for an object that it
+has written before. `loads` decodes standard JSON with orjson, and the dialect with a small parser
+in Python. It decodes the parts of the dialect as follows:
 
     unquoted integer key   int
-    object as key          tuple of its (name, value) pairs, sorted by name: `object_key`
+    object as key          tuple of its (name, value) pairs, sorted by name: `make_object_key`
     {"$ref": path}         the value at that path; as a key, the only object key of that map
     1L, 1.5D               the number
 
-`dumps` and `dumps_pretty` write the fastjson form, `dumps_strict` and `dumps_file` the plain one.
+`dumps` and `dumps_pretty` write the dialect. `dumps_strict` and `dumps_file` write standard JSON.
+
+Bodies come from the network, so the work for each is limited: by nesting (DEPTH_MAX), by the number
+of values that the parser in Python reads (VALUES_MAX), and by the number of values that references
+may add (EXPANDED_PER_VALUE).
 """
 
 import json
@@ -23,23 +27,27 @@ import orjson
 from sluicemq.errors import ProtocolError
 
 DEPTH_MAX: Final = 64
-"""Nesting that a body may have. The deepest that RocketMQ writes has seven levels."""
+"""The most levels of nesting in a body. The deepest body that RocketMQ writes has seven."""
 VALUES_MAX: Final = 5_000_000
-"""The most values that the small parser reads from one text, which takes 1.5 µs for each."""
+"""The most values that the parser in Python reads from one text. Each takes 1.5 µs."""
 KEY_FIELDS_MAX: Final = 16
 """The most fields of an object that is a map's key. A MessageQueue has three."""
 PATH_BYTES_MAX: Final = 4096
-"""The longest path of a reference. RocketMQ's have at most seven steps."""
+"""The most characters in the path of a reference. RocketMQ's paths have at most seven steps."""
 EXPANDED_FREE: Final = 1000
 EXPANDED_PER_VALUE: Final = 16
-"""References let thirty lines stand for a thousand million values. A document whose references make
-more values of it than it has bytes, or than 16 for each value that is written in it, is refused;
-EXPANDED_FREE values are allowed in any case."""
+"""The most values, for each value in a text, that the text may have after its references are
+resolved. Their number may not exceed the text's size in bytes either. EXPANDED_FREE values are
+allowed in addition. Without these limits, thirty lines of JSON could expand to 10⁹ values."""
 
 
 class _Scalar(NamedTuple):
-    """A kind of value: what it looks like, what is wanted where nothing does, what it means, and
-    what is wanted where that fails."""
+    """The syntax of one type of value that is not a container.
+
+    `value_of` converts a match of `pattern`. It raises ValueError or KeyError if the match has no
+    value. `wanted` describes what the parser expected if `pattern` does not match, and
+    `wanted_of_it` if `value_of` fails.
+    """
 
     pattern: re.Pattern[str]
     wanted: str
@@ -48,7 +56,7 @@ class _Scalar(NamedTuple):
 
 
 def _text_of(match: re.Match[str]) -> str:
-    """Return what a text means; one without escapes is taken as it stands."""
+    """Return the string that a quoted string denotes. Raises ValueError for a bad escape."""
     written = match.group()
     return json.loads(written, strict=False) if "\\" in written else written[1:-1]
 
@@ -56,15 +64,15 @@ def _text_of(match: re.Match[str]) -> str:
 _SPACE: Final = re.compile(r"[ \t\r\n\f\b]*")
 _TEXT: Final = _Scalar(
     re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL),
-    "the end of a text",
+    "the end of a string",
     _text_of,
-    "a text with valid escapes",
+    "a string with valid escapes",
 )
 _NUMBER: Final = _Scalar(
     re.compile(r"(-?\d+)((?:\.\d*)?(?:[eE][-+]?\d+)?)[BSLFD]?"),
     "a number",
     lambda match: float(match[1] + match[2]) if match[2] else int(match[1]),
-    "a number of fewer digits",  # than Python takes
+    "a number of fewer digits",  # Python limits the digits that int() converts
 )
 _WORDS: Final = {"true": True, "false": False, "null": None, "NaN": None}
 _WORD: Final = _Scalar(
@@ -72,7 +80,7 @@ _WORD: Final = _Scalar(
 )
 REFERENCE_NAME: Final = "$ref"
 REFERENCE: Final = REFERENCE_NAME.encode()
-"""The name by which a reference is known, as it stands in a body."""
+"""The name that marks a reference, as the bytes in a body."""
 _STEP: Final = re.compile(r"[^.\[\]$]+")
 
 _INTEGERS: Final = {int}
@@ -84,10 +92,11 @@ ObjectKey = tuple[tuple[str, Any], ...]
 
 
 def loads(data: str | bytes | memoryview, values_max: int = VALUES_MAX) -> Any:
-    """Decode JSON of either kind.
+    """Decode standard JSON or the dialect of fastjson. References are replaced by their targets.
 
-    `values_max` bounds the values of text that is costly to read: text that only the small parser
-    reads, and text with references. Raises ProtocolError for bad text, and for more values.
+    `values_max` limits the number of values in text that is slow to decode: text that is not
+    standard JSON, and text with references. Bytes that are not UTF-8 become U+FFFD. Raises
+    ProtocolError for invalid text, and for text that exceeds a limit.
 
     >>> loads('{0:"a"}')
     {0: 'a'}
@@ -98,71 +107,80 @@ def loads(data: str | bytes | memoryview, values_max: int = VALUES_MAX) -> Any:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
         text = data if isinstance(data, str) else data.decode("utf-8", "replace")
-        value = _Parser(text, values_max).document()
+        value = _Parser(text, values_max).parse_document()
     mark = REFERENCE_NAME if isinstance(data, str) else REFERENCE
     if mark not in data:  # type: ignore[operator]
         return value
-    written = weigh(data).values
+    written = bound_counts(data).values
     if written > values_max:
-        raise ProtocolError("The JSON has references, and too many values to be read so.")
-    value = _References(value).resolved(value, ())
-    # A value may hold itself now, or a thousand million others: nobody could write it into a file.
+        raise ProtocolError("The JSON has references and too many values to resolve them.")
+    value = _References(value).resolve(value, ())
+    # References can make a value contain itself, or 10⁹ others. Such a value could not be written
+    # into a file, so count the values before returning it.
     waiting, left = [value], EXPANDED_FREE + min(len(data), EXPANDED_PER_VALUE * written)
     while waiting:
         item = waiting.pop()
         if isinstance(item, dict | list):
             left -= len(item)
             if left < 0:
-                raise ProtocolError("The JSON has references that make too many values of it.")
+                raise ProtocolError("The JSON has references that expand to too many values.")
             waiting += item.values() if isinstance(item, dict) else item
     return value
 
 
-class Weight(NamedTuple):
-    """Upper bounds of what a JSON text holds: values of all kinds, and objects and lists."""
+class CountBounds(NamedTuple):
+    """Upper bounds for the content of a JSON text.
+
+    `values` is for all values and keys. `containers` is for objects and lists.
+    """
 
     values: int
     containers: int
 
 
-def weigh(data: str | bytes) -> Weight:
-    """Return upper bounds of the values and containers in a JSON text, without parsing it: its
-    brackets, commas and colons are counted, those within strings too. 1 MiB takes a millisecond."""
+def bound_counts(data: str | bytes) -> CountBounds:
+    """Return upper bounds for the values and containers in a JSON text, without parsing it.
+
+    The function counts brackets, commas and colons, including those within strings. 1 MiB takes a
+    millisecond.
+    """
     if isinstance(data, str):
         containers = data.count("{") + data.count("[")
-        return Weight(containers + data.count(",") + data.count(":") + 1, containers)
+        return CountBounds(containers + data.count(",") + data.count(":") + 1, containers)
     containers = data.count(b"{") + data.count(b"[")
-    return Weight(containers + data.count(b",") + data.count(b":") + 1, containers)
+    return CountBounds(containers + data.count(b",") + data.count(b":") + 1, containers)
 
 
 _STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
-def without_texts(data: bytes, count_max: int) -> bytes:
-    """Return a JSON text without its first `count_max` strings, of which each costs 0.15 µs."""
+def remove_strings(data: bytes, count_max: int) -> bytes:
+    """Return a JSON text without its first `count_max` strings. Each string takes 0.15 µs."""
     return _STRINGS.sub(b"", data, count_max)
 
 
-def object_key(value: Mapping[str, Any]) -> ObjectKey:
-    """Return the form in which an object that is a map's key stands in a dict: its (name, value)
-    pairs, sorted by name.
+def make_object_key(value: Mapping[str, Any]) -> ObjectKey:
+    """Return the dict key for an object that is a map's key: its (name, value) pairs, sorted.
 
     Raises ProtocolError for an object with more than KEY_FIELDS_MAX fields, with names that are not
-    texts, or with values that are lists or objects: the hash of such a key would cost as much as
-    the whole object, each time it is looked up.
+    strings, or with values that are lists or objects. Hashing such a key at each lookup would take
+    as long as reading the whole object.
     """
     if len(value) > KEY_FIELDS_MAX:
         raise ProtocolError(
-            f"An object that is a map's key has {len(value)} fields, the limit is {KEY_FIELDS_MAX}."
+            f"An object that is a map's key has {len(value)} fields; the limit is {KEY_FIELDS_MAX}."
         )
     for name, item in value.items():
         if name.__class__ is not str or isinstance(item, dict | list | tuple):
-            raise ProtocolError("An object that is a map's key holds more than plain values.")
+            raise ProtocolError(
+                "An object that is a map's key contains a list, an object or a name that is not "
+                "a string."
+            )
     return tuple(sorted(value.items()))
 
 
 class _Parser:
-    """Recursive descent over one text."""
+    """A recursive-descent parser of one text in the dialect of fastjson."""
 
     __slots__ = ("_depth", "_position", "_text", "_values_left")
 
@@ -172,39 +190,45 @@ class _Parser:
         self._position = 0
         self._depth = 0
 
-    def document(self) -> Any:
-        value = self._value()
+    def parse_document(self) -> Any:
+        """Return the only value of the text. Raises ProtocolError."""
+        value = self._parse_value()
         if self._peek():
-            raise self._error("nothing more")
+            raise self._error("the end of the text")
         return value
 
     def _peek(self) -> str:
-        """The next character that is not white space; empty at the end."""
+        """Skip white space, and return the next character without taking it; "" at the end."""
         match = _SPACE.match(self._text, self._position)
         if match is not None:
             self._position = match.end()
         return self._text[self._position : self._position + 1]
 
     def _error(self, wanted: str) -> ProtocolError:
+        """Return the error that says that `wanted` is missing at the current position."""
         return ProtocolError(
-            f"The JSON is bad at character {self._position} of {len(self._text)}: "
+            f"The JSON is invalid at character {self._position} of {len(self._text)}: "
             f"expected {wanted}."
         )
 
-    def _take(self, wanted: str) -> None:
+    def _expect(self, wanted: str) -> None:
+        """Take the next character. Raises ProtocolError if it is not `wanted`."""
         if self._peek() != wanted:
             raise self._error(repr(wanted))
         self._position += 1
 
-    def _value(self) -> Any:
+    def _parse_value(self) -> Any:
+        """Parse the value at the current position, and move behind it. Raises ProtocolError."""
         self._values_left -= 1
         if self._values_left < 0:
-            raise ProtocolError("The JSON is not plain, and has too many values to be read so.")
+            raise ProtocolError(
+                "The JSON is not standard, and has too many values to be parsed tolerantly."
+            )
         first = self._peek()
         if first == "{":
-            return self._container("}")
+            return self._parse_container("}")
         if first == "[":
-            return self._container("]")
+            return self._parse_container("]")
         is_number = first == "-" or first.isdigit()
         scalar = _TEXT if first == '"' else _NUMBER if is_number else _WORD
         match = scalar.pattern.match(self._text, self._position)
@@ -217,26 +241,30 @@ class _Parser:
         self._position = match.end()
         return value
 
-    def _container(self, end: str) -> Any:
+    def _parse_container(self, end: str) -> Any:
+        """Parse the object or list at the current position, which ends with `end`.
+
+        A comma before the end is accepted. Raises ProtocolError.
+        """
         self._position += 1
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise _too_deep()
         values: Any = {} if end == "}" else []
         while self._peek() != end:
-            value = self._value()
+            value = self._parse_value()
             if end == "]":
                 values.append(value)
             elif isinstance(value, list):
                 raise self._error("a key that is not a list")
             else:
-                key = object_key(value) if isinstance(value, dict) else value
+                key = make_object_key(value) if isinstance(value, dict) else value
                 if key.__class__ is int and not -(1 << 63) <= key < 1 << 63:
-                    raise self._error("a key of 64 bits")  # larger ones can share one hash
-                self._take(":")
-                values[key] = self._value()
+                    raise self._error("a key of 64 bits")  # larger integers can share one hash
+                self._expect(":")
+                values[key] = self._parse_value()
             if self._peek() != end:
-                self._take(",")
+                self._expect(",")
         self._position += 1
         self._depth -= 1
         return values
@@ -247,19 +275,24 @@ def _too_deep() -> ProtocolError:
 
 
 class _References:
-    """The references of one document, which `resolved` replaces by what they lead to."""
+    """Resolves the references (`$ref`) in one decoded document."""
 
     __slots__ = ("_only_keys", "_root")
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._only_keys: dict[int, tuple[Any, ObjectKey | None]] = {}
-        """By the identity of a map: the map, which keeps that identity taken, and its only object
-        key. None where there is none, or more than one."""
+        """By the `id` of a map: the map and its only object key, or None if it has none or several.
 
-    def resolved(self, value: Any, parents: tuple[Any, ...]) -> Any:
-        """Replace the references in `value`, which lies in `parents`, and return it. A reference
-        that leads nowhere becomes None. Raises ProtocolError below DEPTH_MAX levels."""
+        The reference to the map ensures that no other object gets its `id`.
+        """
+
+    def resolve(self, value: Any, parents: tuple[Any, ...]) -> Any:
+        """Replace the references in `value` in place, and return it, or the target if it is one.
+
+        `parents` are the containers around `value`, the root first. A reference without a target
+        becomes None. Raises ProtocolError if `value` is nested deeper than DEPTH_MAX.
+        """
         if not isinstance(value, dict | list):
             return value
         chain = (*parents, value)
@@ -267,31 +300,34 @@ class _References:
             raise _too_deep()
         if isinstance(value, list):
             value[:] = [
-                self.resolved(item, chain) if isinstance(item, dict | list) else item
+                self.resolve(item, chain) if isinstance(item, dict | list) else item
                 for item in value
             ]
             return value
         path = _reference_of(value)
         if path is not None:
-            return self._target(path, chain)
+            return self._find_target(path, chain)
         keys = []
         for key, item in value.items():
             if isinstance(item, dict | list):
-                value[key] = self.resolved(item, chain)
+                value[key] = self.resolve(item, chain)
             if isinstance(key, tuple):
                 keys.append(key)
         for key in keys:
             item = value.pop(key)
-            value[self._meant(key)] = item
+            value[self._resolve_key(key)] = item
         return value
 
-    def _meant(self, key: ObjectKey) -> ObjectKey:
-        """Return the object key that `key` stands for. `{"$ref":"$.mqPopTable.null"}` as a key
-        means a key of that map (spec/remoting.md §5); which one is known only when that map has a
-        single object key. A map is searched once, however many keys refer to it."""
+    def _resolve_key(self, key: ObjectKey) -> ObjectKey:
+        """Return the object key to which the object key `key` refers, or `key` itself.
+
+        `{"$ref":"$.mqPopTable.null"}` as a key means an object key of the map `$.mqPopTable`
+        (spec/remoting.md §5). It can be resolved only if that map has exactly one object key. A map
+        is searched once, even if many keys refer to it.
+        """
         if len(key) != 1 or key[0][0] != REFERENCE_NAME:
             return key
-        owner = self._target(str(key[0][1]).rpartition(".")[0] or "$", (self._root,))
+        owner = self._find_target(str(key[0][1]).rpartition(".")[0] or "$", (self._root,))
         if not isinstance(owner, dict):
             return key
         found = self._only_keys.get(id(owner))
@@ -300,9 +336,14 @@ class _References:
             found = self._only_keys[id(owner)] = owner, keys[0] if len(keys) == 1 else None
         return found[1] or key
 
-    def _target(self, path: str, chain: tuple[Any, ...]) -> Any:
-        """Return the value at `path`: `@` is the object itself, `..` its parent, `$` the root,
-        `$.a.b[0]` a path from there. The work is proportional to the length of the path."""
+    def _find_target(self, path: str, chain: tuple[Any, ...]) -> Any:
+        """Return the value at `path`, or None if there is none.
+
+        `@` is the object that contains the reference, `..` its parent, `$` the root, and `$.a.b[0]`
+        a path from the root. `chain` are the containers around the reference and the reference
+        itself, the root first. The work is proportional to the length of the path. The target is
+        None if it is a reference itself.
+        """
         if len(path) > PATH_BYTES_MAX:
             return None
         if path == "@":
@@ -324,6 +365,7 @@ class _References:
 
 
 def _reference_of(value: Any) -> str | None:
+    """Return the path of a reference, or None if `value` is not a reference."""
     if isinstance(value, dict) and len(value) == 1:
         path = value.get(REFERENCE_NAME)
         return path if isinstance(path, str) else None
@@ -334,7 +376,10 @@ def _reference_of(value: Any) -> str | None:
 
 
 def dumps(value: Any) -> bytes:
-    """The fastjson form: integer and object keys raw, names sorted, None left out of objects.
+    """Encode a value in the dialect of fastjson.
+
+    Integer and object keys are not quoted, keys are sorted, and members of objects that are None
+    are left out.
 
     >>> dumps({"b": {1: "x", 0: "y"}, "a": None})
     b'{"b":{0:"y",1:"x"}}'
@@ -351,10 +396,11 @@ def dumps(value: Any) -> bytes:
 
 
 def _write(value: Any, parts: list[str]) -> None:
+    """Append the text of `value` to `parts`, as `dumps` describes."""
     if isinstance(value, dict):
         begin = "{"
         order = {key: (0, key) if isinstance(key, int) else (1, str(key)) for key in value}
-        for key in sorted(value, key=order.__getitem__):  # integers first, then texts and objects
+        for key in sorted(value, key=order.__getitem__):  # integers before strings and objects
             if value[key] is not None:
                 parts.append(begin)
                 _write(dict(key) if isinstance(key, tuple) else key, parts)
@@ -376,7 +422,10 @@ def _scalar(value: Any) -> str:
 
 
 def dumps_strict(value: Any) -> bytes:
-    """Plain JSON, keys in the order given. A lone surrogate travels as an escape."""
+    """Encode a value as standard JSON, with its keys in their order.
+
+    A lone surrogate is written as an escape with a backslash and `u`.
+    """
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -384,8 +433,10 @@ def dumps_strict(value: Any) -> bytes:
 
 
 def dumps_file(value: Any) -> str:
-    """Plain JSON for a file of `config/`: indented, sorted, integer keys quoted. RocketMQ reads
-    it as it reads its own (spec/store.md §11)."""
+    """Encode a value as standard JSON for a file of `config/`: indented, with sorted keys.
+
+    Integer keys are quoted. RocketMQ can read such files (spec/store.md §11).
+    """
     option = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2
     try:
         return orjson.dumps(value, option=option).decode()
@@ -393,25 +444,28 @@ def dumps_file(value: Any) -> str:
         return json.dumps(value, indent=2, sort_keys=True)
 
 
-class Pretty(str):
-    """A value as `dumps_pretty` has written it for its depth: to be put in as it is."""
+class PrettyText(str):
+    """The result of `dumps_pretty`, which `dumps_pretty` inserts unchanged in a larger value."""
 
     __slots__ = ()
 
 
-def dumps_pretty(value: Any, depth: int = 0) -> Pretty:
-    """As fastjson writes the files of `config/` (spec/store.md §11): tabs, no blank after a colon,
-    integer keys raw and in one line, keys in the order given, None left out.
+def dumps_pretty(value: Any, depth: int = 0) -> PrettyText:
+    """Encode a value as fastjson writes the files of `config/` (spec/store.md §11).
 
-    A tuple is written in one line, as Java's arrays and sets are, a list with a line for each item.
-    `depth`: how many values it is to be put into (`Pretty`).
+    Lines are indented with tabs, and colons have no blank after them. Integer keys are not quoted,
+    and do not begin a line. Keys keep their order, and members that are None are left out. A tuple
+    is written in one line, as Java's arrays and sets are; a list has a line for each item.
+
+    `depth` is the number of containers around the place where the caller will insert the result.
     """
     parts: list[str] = []
     _write_pretty(value, "\n" + "\t" * depth, parts)
-    return Pretty("".join(parts))
+    return PrettyText("".join(parts))
 
 
 def _write_pretty(value: Any, line: str, parts: list[str]) -> None:
+    """Append the text of `value` to `parts`. `line` is the newline and indentation around it."""
     if isinstance(value, list | tuple) and value:
         inner = line + "\t" if isinstance(value, list) else ""
         for index, item in enumerate(value):
@@ -420,8 +474,10 @@ def _write_pretty(value: Any, line: str, parts: list[str]) -> None:
         parts.append((line if inner else "") + "]")
     elif not isinstance(value, Mapping):
         parts.append(_scalar(value))
-    elif set(map(type, value)) | set(map(type, value.values())) == _INTEGERS:  # offsets: many
-        pairs = ",".join(["%d:%d" % pair for pair in value.items()])  # noqa: UP031 - half the time
+    elif (
+        set(map(type, value)) | set(map(type, value.values())) == _INTEGERS
+    ):  # a table of offsets has many
+        pairs = ",".join(["%d:%d" % pair for pair in value.items()])  # noqa: UP031 - takes half the time of an f-string
         parts.append(f"{{{pairs}{line}}}")
     else:
         inner, begin = line + "\t", "{"
@@ -433,7 +489,7 @@ def _write_pretty(value: Any, line: str, parts: list[str]) -> None:
                 is_text = isinstance(key, str)
                 name = inner + (_scalar(name) if is_text else dumps(dict(key)).decode())
             parts.append(f"{begin}{name}:")
-            if item.__class__ is int or item.__class__ is Pretty:
+            if item.__class__ is int or item.__class__ is PrettyText:
                 parts.append(str(item))
             else:
                 _write_pretty(item, inner, parts)
@@ -441,11 +497,14 @@ def _write_pretty(value: Any, line: str, parts: list[str]) -> None:
         parts.append(f"{line}}}" if begin == "," else "{}")
 
 
-def text(value: Any) -> str:
-    """A JSON value as the text that fastjson makes of it where text is wanted."""
+def to_text(value: Any) -> str:
+    """Return a JSON value as the string that fastjson makes of it for a field of type String.
+
+    A string is returned as it is. Raises ProtocolError if the value is nested too deeply.
+    """
     if isinstance(value, str):
         return value
     try:
         return dumps(value).decode()
-    except RecursionError:  # orjson reads 1,024 levels
+    except RecursionError:  # orjson decodes up to 1,024 levels
         raise _too_deep() from None

@@ -1,18 +1,24 @@
-"""Commands, which travel as requests and answers, and their frames; without I/O.
+"""Frames of the remoting protocol, and the commands that they carry. Nothing here does I/O.
 
-All integers are big-endian (spec/remoting.md §1-4):
+A command is a request or a response. It is sent as one frame, whose integers are big-endian
+(spec/remoting.md §1-4):
 
     | total 4 | serialisation 1, header length 3 | header | body |
 
-`total` does not count its own four bytes. The header is JSON (0) or ROCKETMQ binary (1); peers
-may use either on any frame, a server answers in JSON always (as the real one does by default).
+`total` does not count its own four bytes. The header is JSON (0) or ROCKETMQ binary (1). A peer may
+use either for each frame. A server always responds in JSON, as RocketMQ's does by default.
 
-JSON headers are read with orjson; whatever it refuses but fastjson reads (a lone surrogate, bytes
-that are not UTF-8, numbers as text, integer keys) goes a second, slow and tolerant way. Field
-values are text after decoding, always: Java peers tolerate numbers there.
+JSON headers are decoded with orjson. A slower and more tolerant decoder handles the headers that
+orjson refuses and fastjson accepts: lone surrogates, bytes that are not UTF-8, numbers written as
+strings, and integer keys. The values of fields are always strings after decoding, because Java
+peers accept numbers there.
 
-`encode` writes JSON unless the command says BINARY. Binary cannot carry codes above 32,767 and
-drops empty values (spec/remoting.md §3); `encode` refuses the first and follows the second.
+`encode` writes JSON unless the command's `serialization` is BINARY. A binary header cannot carry
+codes above 32,767, so `encode` raises ProtocolError for them. It also cannot carry empty values
+(spec/remoting.md §3), so `encode` leaves fields with an empty value out.
+
+A connection collects received bytes in a `FrameBuffer`, or in a `FrameReader`, which also decodes
+the frames.
 """
 
 import struct
@@ -30,16 +36,22 @@ FLAG_ONEWAY: Final = 2
 JSON: Final = 0
 BINARY: Final = 1
 VERSION: Final = 479
-"""We speak as V5_3_3: ordinal 479 of the real MQVersion table."""
+"""The version in our requests and responses: V5_3_3, ordinal 479 of RocketMQ's MQVersion."""
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+"""The largest `total` of a frame."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Command:
-    """A request or an answer. Mutable and without invariants on purpose: it lives for one turn.
+    """A request or a response.
 
-    `fields` are the header's extFields (text to text) or None when absent; `body` is never None;
-    `serialization` is how the header was or will be written; `remark` may be None.
+    `fields` are the header's extFields, or None if the header has none. `body` is never None.
+    `opaque` is the number by which a response is matched with its request. `flag` is a set of the
+    bits FLAG_RESPONSE and FLAG_ONEWAY. `serialization` is JSON or BINARY: how the header was or
+    will be written.
+
+    Commands are mutable and are not validated, because each exists only while one request is
+    handled.
     """
 
     code: int
@@ -54,26 +66,41 @@ class Command:
 
     @property
     def is_response(self) -> bool:
+        """Whether the command is a response, not a request."""
         return bool(self.flag & FLAG_RESPONSE)
 
     @property
     def is_oneway(self) -> bool:
+        """Whether the command is a request that has no response."""
         return bool(self.flag & FLAG_ONEWAY)
 
     def start(self) -> bytes | None:
-        """What `encode_start` makes of it, where a subclass has a quicker way to write that."""
+        """Return the frame up to its body, if a subclass can encode it faster than `encode_start`.
+
+        None means that `encode_start` encodes it.
+        """
         return None
 
-    def copied(self, added_flag: int = 0) -> "Command":
-        """The same once more, to be numbered anew; with more bits of its flag set."""
+    def copy(self, added_flag: int = 0) -> "Command":
+        """Return a shallow copy whose flag also has the bits of `added_flag`.
+
+        Callers give the copy an `opaque` of its own before they send it.
+        """
         return Command(
-            self.code, self.fields, self.body, self.opaque, self.flag | added_flag, self.remark,
-            self.language, self.version, self.serialization,
-        )  # fmt: skip
+            code=self.code,
+            fields=self.fields,
+            body=self.body,
+            opaque=self.opaque,
+            flag=self.flag | added_flag,
+            remark=self.remark,
+            language=self.language,
+            version=self.version,
+            serialization=self.serialization,
+        )
 
     def __repr__(self) -> str:
-        """Never shows field values: they can hold signatures."""
-        kind = "answer" if self.is_response else "request"
+        """Describe the command without the values of its fields: they may contain signatures."""
+        kind = "response" if self.is_response else "request"
         names = sorted(self.fields or ())
         return (
             f"<{kind} code={self.code} opaque={self.opaque} fields={names} body={len(self.body)} B>"
@@ -81,16 +108,30 @@ class Command:
 
 
 LANGUAGES: Final = (
-    "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP",
-    "OMS", "RUST", "NODE_JS",
-)  # fmt: skip
-"""Language names by their number in binary headers."""
+    "JAVA",
+    "CPP",
+    "DOTNET",
+    "PYTHON",
+    "DELPHI",
+    "ERLANG",
+    "RUBY",
+    "OTHER",
+    "HTTP",
+    "GO",
+    "PHP",
+    "OMS",
+    "RUST",
+    "NODE_JS",
+)
+"""The name of each language. Its index is its number in binary headers."""
 SERVER_LANGUAGE: Final = "JAVA"
-"""What our servers call themselves in answers: the one name that every client has been tried
-with. Requests of our client say PYTHON, which the broker shows in its connection lists."""
+"""The language in the responses of our servers. Every client has been tested with this name.
+
+Requests of our client have PYTHON instead, which brokers show in their connection lists.
+"""
 
 HEADER_VALUES_MAX: Final = 4096
-"""Of a header that orjson does not read: its fields and their names."""
+"""The most JSON values, counting names, in a header that the tolerant decoder accepts."""
 _LANGUAGE_NUMBERS: Final = {name: number for number, name in enumerate(LANGUAGES)}
 _OTHER: Final = _LANGUAGE_NUMBERS["OTHER"]
 _PREFIX: Final = struct.Struct(">II")
@@ -99,20 +140,21 @@ _BINARY_FIXED: Final = struct.Struct(">hBhiii")
 _LENGTH: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">h")
 HEADER_MASK: Final = 0xFFFFFF
-"""The length of a header beside its serialisation."""
+"""The bits of a frame's second integer that are the header's length in bytes."""
 
 
 # ------------------------------------------------------------------------------------ decoding
 
 
 def decode(data: bytes | memoryview, start: int = 0, end: int | None = None) -> Command:
-    """The frame in `data[start:end]`, without its leading total -> Command.
+    """Decode the frame in `data[start:end]`, which begins behind the frame's `total`.
 
-    Its body is a slice: of a memoryview a view, without a copy. Raises ProtocolError.
+    `end` None means the end of `data`. The body of the returned command is a slice of `data`: a
+    view, not a copy, if `data` is a memoryview. Raises ProtocolError if the frame is malformed.
     """
     end = len(data) if end is None else end
     if end - start < 4:
-        raise ProtocolError(f"A frame of {end - start} bytes has no room for a header length.")
+        raise ProtocolError(f"A frame of {end - start} bytes is too short for a header length.")
     mark = _NUMBER.unpack_from(data, start)[0]
     header_end = start + 4 + (mark & HEADER_MASK)
     if header_end > end:
@@ -124,22 +166,26 @@ def decode(data: bytes | memoryview, start: int = 0, end: int | None = None) -> 
     if mark >> 24 == BINARY:
         return _decode_binary(header, body)
     if mark >> 24 != JSON:
-        raise ProtocolError(f"{mark >> 24} is not a serialisation: 0 is JSON, 1 is ROCKETMQ.")
+        raise ProtocolError(
+            f"Serialisation {mark >> 24} does not exist: it must be 0 (JSON) or 1 (ROCKETMQ)."
+        )
     try:
         values = orjson.loads(header)
     except ValueError:
         values = None
-    return command_of(values, header, body)
+    return build_command(values, header, body)
 
 
-def command_of(values: Any, header: bytes, body: bytes | memoryview) -> Command:
-    """The same when `values` is what orjson made of the header, or None when it made nothing. HOT:
-    plain headers pass here, anything odd goes the slow way, negative numbers too: one of them would
-    hide in the `|` that another one is too large.
+def build_command(values: Any, header: bytes, body: bytes | memoryview) -> Command:
+    """Return the command with the JSON header `header`, which orjson decoded to `values`.
 
-    The join and the `|` are type checks made in C: they fail on values that are not text, and on
-    numbers that are not integers.
+    `values` is None if orjson could not decode the header. This function runs for every frame. It
+    only accepts headers in the usual form, and passes all others to the tolerant decoder. Raises
+    ProtocolError if the tolerant decoder cannot read the header either.
     """
+    # `join` and `|` are type checks that run in C: they fail for values that are not strings, and
+    # for numbers that are not integers. Negative numbers go to the tolerant decoder, because in the
+    # result of `|` a negative number hides that another number is too large.
     try:
         fields = values.get("extFields")
         if fields is not None:
@@ -158,33 +204,41 @@ def command_of(values: Any, header: bytes, body: bytes | memoryview) -> Command:
             return Command(code, fields, body, opaque, flag, remark, language, version)
     except (TypeError, KeyError, AttributeError):
         pass
-    return _decode_odd_json(header, body)
+    return _decode_unusual_json(header, body)
 
 
-def _decode_odd_json(header: bytes, body: bytes | memoryview) -> Command:
+def _decode_unusual_json(header: bytes, body: bytes | memoryview) -> Command:
+    """Decode a JSON header as tolerantly as fastjson does.
+
+    Numbers may be strings and strings may be numbers. Fields that are null are left out. A language
+    may be a number, and an unknown one becomes OTHER. Raises ProtocolError.
+    """
     values = fastjson.loads(header, HEADER_VALUES_MAX)
     if not isinstance(values, dict):
-        raise ProtocolError("A JSON header is not an object.")
+        raise ProtocolError("The JSON header is not an object.")
     fields, remark, language = (values.get(it) for it in ("extFields", "remark", "language"))
     if fields is not None and not isinstance(fields, dict):
-        raise ProtocolError("The header's extFields are not an object.")
+        raise ProtocolError("The header's extFields are not a JSON object.")
     if isinstance(language, int) and 0 <= language < len(LANGUAGES):
         language = LANGUAGES[language]
-    text = fastjson.text
+    text = fastjson.to_text
     return Command(
-        _number(values, "code"),
+        _read_int32(values, "code"),
         fields and {text(name): text(it) for name, it in fields.items() if it is not None},
         body,
-        _number(values, "opaque"),
-        _number(values, "flag"),
+        _read_int32(values, "opaque"),
+        _read_int32(values, "flag"),
         None if remark is None else text(remark),
         language if isinstance(language, str) else "OTHER",
-        _number(values, "version"),
+        _read_int32(values, "version"),
     )
 
 
-def _number(values: Mapping[Any, Any], key: str) -> int:
-    """An int32 as fastjson reads one: absent is 0, text is parsed."""
+def _read_int32(values: Mapping[Any, Any], key: str) -> int:
+    """Return the 32-bit integer `values[key]`: 0 if it is absent or null; strings are parsed.
+
+    Raises ProtocolError if it is not an integer of 32 bits.
+    """
     value = values.get(key)
     try:
         number = int(value) if value is not None else 0
@@ -196,11 +250,15 @@ def _number(values: Mapping[Any, Any], key: str) -> int:
 
 
 def _decode_binary(header: bytes, body: bytes | memoryview) -> Command:
-    """An empty name or value stands for null (spec/remoting.md §3): such a field is absent."""
+    """Decode a binary header. Raises ProtocolError.
+
+    Fields with an empty name or value are left out: an empty string means null there
+    (spec/remoting.md §3).
+    """
     fields: dict[str, str] = {}
     try:
         code, language, version, opaque, flag, remark_size = _BINARY_FIXED.unpack_from(header)
-        remark, position = _binary_text(header, _BINARY_FIXED.size, remark_size)
+        remark, position = _read_binary_text(header, _BINARY_FIXED.size, remark_size)
         (fields_size,) = _LENGTH.unpack_from(header, position)
         position += 4
         end = position + fields_size
@@ -208,13 +266,13 @@ def _decode_binary(header: bytes, body: bytes | memoryview) -> Command:
             raise ProtocolError(f"Fields of {fields_size} bytes do not fit into the binary header.")
         while position < end:
             size = _SHORT.unpack_from(header, position)[0]
-            name, position = _binary_text(header, position + 2, size)
+            name, position = _read_binary_text(header, position + 2, size)
             size = _LENGTH.unpack_from(header, position)[0]
-            value, position = _binary_text(header, position + 4, size)
+            value, position = _read_binary_text(header, position + 4, size)
             if name and value:
                 fields[name] = value
     except struct.error as error:
-        raise ProtocolError(f"A binary header of {len(header)} bytes is cut short.") from error
+        raise ProtocolError(f"The binary header ends early, after {len(header)} bytes.") from error
     return Command(
         code,
         fields if fields_size else None,
@@ -228,10 +286,14 @@ def _decode_binary(header: bytes, body: bytes | memoryview) -> Command:
     )
 
 
-def _binary_text(header: bytes, start: int, size: int) -> tuple[str, int]:
+def _read_binary_text(header: bytes, start: int, size: int) -> tuple[str, int]:
+    """Return the string of `size` bytes at `start`, and the position behind it.
+
+    Raises ProtocolError if the string does not fit into the header.
+    """
     end = start + size
     if size < 0 or end > len(header):
-        raise ProtocolError(f"A text of {size} bytes does not fit into the binary header.")
+        raise ProtocolError(f"A string of {size} bytes does not fit into the binary header.")
     return header[start:end].decode("utf-8", "replace"), end
 
 
@@ -239,15 +301,20 @@ def _binary_text(header: bytes, start: int, size: int) -> tuple[str, int]:
 
 
 def encode(command: Command) -> bytes:
-    """Command -> whole frame with its leading total. Raises ProtocolError when it cannot travel."""
+    """Encode a command as a whole frame, with its `total`.
+
+    Raises ProtocolError if the frame is larger than FRAME_BYTES_MAX, or if its binary header cannot
+    hold a number of the command.
+    """
     start, body = encode_start(command), command.body
     return b"".join((start, body)) if body else start
 
 
 def encode_start(command: Command) -> bytes:
-    """The frame up to its body, when a large body is sent as it is. Raises ProtocolError.
+    """Encode the part of a frame before its body, so that a large body need not be copied.
 
-    JSON: keys in alphabetical order, nulls left out, as the Java peers write them.
+    Raises ProtocolError as `encode` does. A JSON header has its keys in alphabetical order and no
+    nulls, as Java peers write it.
     """
     if command.__class__ is not Command and (start := command.start()) is not None:
         return start
@@ -278,13 +345,13 @@ def encode_start(command: Command) -> bytes:
 
 
 def _encode_binary(command: Command) -> bytes:
-    remark = _utf8(command.remark or "")
+    remark = _encode_utf8(command.remark or "")
     parts = [b"", remark, b""]
     size = 0
     try:
         for name, value in (command.fields or {}).items():
             if name and value:
-                key, data = _utf8(name), _utf8(value)
+                key, data = _encode_utf8(name), _encode_utf8(value)
                 parts += (_SHORT.pack(len(key)), key, _LENGTH.pack(len(data)), data)
                 size += 6 + len(key) + len(data)
         parts[2] = _LENGTH.pack(size)
@@ -298,24 +365,28 @@ def _encode_binary(command: Command) -> bytes:
         )
     except struct.error as error:
         raise ProtocolError(
-            f"Request code {command.code} cannot travel in a binary header ({error}).",
+            f"Request code {command.code} cannot be written in a binary header ({error}).",
             fix="Use the JSON serialisation.",
         ) from error
     return b"".join(parts)
 
 
-def _utf8(text: str) -> bytes:
+def _encode_utf8(text: str) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def encode_answer(
+def encode_response(
     request: Command,
     code: int = 0,
     fields: Mapping[str, str] | None = None,
     body: bytes | memoryview = b"",
     remark: str | None = None,
 ) -> bytes:
-    """The answer to `request` as a frame: JSON always, whatever the request was written in."""
+    """Encode the response to `request` as a whole frame with a JSON header.
+
+    The header is JSON even if the header of the request is binary. Raises ProtocolError as `encode`
+    does.
+    """
     return encode(
         Command(
             code,
@@ -332,29 +403,35 @@ def encode_answer(
 
 # --------------------------------------------------------------------------------- connections
 
-LOOSE_MAX: Final = 1024
-"""More pieces than 16 MiB have in reads of 64 KiB, so that honest frames are joined only once."""
+UNJOINED_PIECES_MAX: Final = 1024
+"""The most pieces that a FrameBuffer holds before it joins them.
+
+A frame of 16 MiB that arrives in reads of 64 KiB has fewer pieces, so it is joined only once.
+"""
 TLS_HELLO: Final = 0x16
-"""First byte of a TLS connection; a frame never begins with it (its total would be 369 MB)."""
+"""The first byte of a TLS connection. No frame begins with it: its `total` would be 369 MB."""
 
 
-def check_total(total: int, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-    """Refuse a frame by its total. Raises ProtocolError."""
+def check_frame_size(total: int, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    """Raise ProtocolError unless `total` is at least 4 and at most `frame_bytes_max`."""
     if total < 4:
-        raise ProtocolError(f"A frame says it has {total} bytes: less than its header length.")
+        raise ProtocolError(f"A frame announces {total} bytes, too few for its header length.")
     if total > frame_bytes_max:
         raise ProtocolError(
-            f"A frame says it has {total} bytes, above the limit of {frame_bytes_max}.",
-            fix="Is that port really spoken to in the remoting protocol?",
+            f"A frame announces {total} bytes, above the limit of {frame_bytes_max}.",
+            fix="Check that the peer uses the remoting protocol on this port.",
         )
 
 
-class Pieces:
-    """The unfinished end of a stream, joined once, when a frame can be whole: 16 MiB that arrive
-    in pieces of 64 KiB are copied once, not 256 times.
+class FrameBuffer:
+    """The bytes of a stream that belong to a frame which has not arrived completely.
 
-    A peer that sends single bytes must not cost an object a byte: after `LOOSE_MAX` pieces the last
-    ones become one.
+    For each received piece the caller calls `join`. If that returns bytes, the caller takes the
+    complete frames from them, and gives the rest back by `keep_rest`.
+
+    The pieces are joined once, when the frame is complete: a frame of 16 MiB in pieces of 64 KiB is
+    copied once, not 256 times. A peer that sends single bytes does not cost an object for each,
+    because after UNJOINED_PIECES_MAX pieces the latest ones are joined.
     """
 
     __slots__ = ("_frame_bytes_max", "_loose", "_needed", "_parts", "_size")
@@ -367,17 +444,24 @@ class Pieces:
         self._needed = 0
 
     def __len__(self) -> int:
+        """Return the number of buffered bytes."""
         return self._size
 
-    def add(self, data: bytes) -> bytes | None:
-        """All that is there, beginning at a frame, when the first frame is whole; else None."""
+    def join(self, data: bytes) -> bytes | None:
+        """Return the buffered bytes followed by `data`, or None if the first frame is incomplete.
+
+        The returned bytes begin at a frame, and the buffer is empty afterwards. If nothing was
+        buffered, `data` is returned as it is, whether it contains a complete frame or not.
+        """
         if self._parts:
             self._parts.append(data)
             self._size += len(data)
             if self._size < self._needed:
                 self._loose += 1
-                if self._loose == LOOSE_MAX:
-                    self._parts[-LOOSE_MAX:] = [b"".join(self._parts[-LOOSE_MAX:])]
+                if self._loose == UNJOINED_PIECES_MAX:
+                    self._parts[-UNJOINED_PIECES_MAX:] = [
+                        b"".join(self._parts[-UNJOINED_PIECES_MAX:])
+                    ]
                     self._loose = 0
                 return None
             data = b"".join(self._parts)
@@ -385,15 +469,16 @@ class Pieces:
             self._size = self._loose = 0
         return data
 
-    def keep(self, rest: bytes) -> bytes | None:
-        """Keep `rest`, which begins at a frame; returns it instead when that frame is whole.
+    def keep_rest(self, rest: bytes) -> bytes | None:
+        """Buffer `rest`, which begins at a frame, and return None.
 
-        Raises ProtocolError for an impossible total.
+        If that frame is complete, return `rest` instead and buffer nothing. Call this only while
+        the buffer is empty. Raises ProtocolError if the size of the frame is invalid.
         """
         self._needed = 4
         if len(rest) >= 4:
             total = _NUMBER.unpack_from(rest)[0]
-            check_total(total, self._frame_bytes_max)
+            check_frame_size(total, self._frame_bytes_max)
             self._needed = 4 + total
             if len(rest) >= self._needed:
                 return rest
@@ -402,26 +487,29 @@ class Pieces:
         return None
 
 
-class FrameReader(Pieces):
-    """Bytes to commands. After a ProtocolError the stream is lost: close the connection."""
+class FrameReader(FrameBuffer):
+    """Decodes the commands of a stream of bytes.
+
+    After a ProtocolError the position of the next frame is unknown: close the connection.
+    """
 
     __slots__ = ()
 
     def feed(self, data: bytes) -> list[Command]:
-        """The commands that became whole, in order. Raises ProtocolError."""
-        whole = self.add(data)
+        """Return the commands whose frames `data` completes, in order. Raises ProtocolError."""
+        whole = self.join(data)
         if not whole:
             return []
         commands: list[Command] = []
         position, size = 0, len(whole)
         while size - position >= 4:
             total = _NUMBER.unpack_from(whole, position)[0]
-            check_total(total, self._frame_bytes_max)
+            check_frame_size(total, self._frame_bytes_max)
             end = position + 4 + total
             if end > size:
                 break
             commands.append(decode(whole, position + 4, end))
             position = end
         if position < size:
-            self.keep(whole[position:] if position else whole)
+            self.keep_rest(whole[position:] if position else whole)
         return commands

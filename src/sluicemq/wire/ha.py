@@ -1,6 +1,7 @@
-"""Frames of both HA protocols, by which a slave follows its master's log; without I/O.
+"""Frames of both HA protocols, by which a slave copies its master's log. Nothing here does I/O.
 
-The slave dials and speaks first. All integers are big-endian (spec/ha.md §1, §7).
+RocketMQ has one protocol for plain pairs of master and slave, and another one for failover. The
+slave connects, and sends the first frame. All integers are big-endian (spec/ha.md §1, §7).
 
     plain     slave   | end 8 |                                                  a report
               master  | position 8, size 4 | bytes
@@ -9,12 +10,16 @@ The slave dials and speaks first. All integers are big-endian (spec/ha.md §1, �
               master  | HANDSHAKE 4 | size 4 | end 8, epoch 4 | (epoch 4, start 8) …
                       | TRANSFER 4 | size 4 | position 8 | epoch 4, start 8 | confirmed 8 | bytes
 
-A frame of no bytes is a heartbeat: it says where the next one will begin. The bytes of a frame are
-handed on as they arrive: neither side waits for a whole frame, which may lie anywhere in a record.
+A report contains the position up to which the slave has the log. A master's frame without log bytes
+is a heartbeat: its position is where the next frame will begin. `confirmed` is the position up to
+which the in-sync replicas have the log. What RocketMQ calls an epoch is a term here.
 
-`FROM_START` is ours alone, in a first report to a master that is ours as well: this slave has
-nothing and wants the log from its first byte. (RocketMQ takes 0 for "from your last file".) So is
-a ticket, before everything else: | TICKET 8 | 16 bytes |, which shows that the slave may come.
+The readers return the log bytes of a frame as they arrive. They do not wait for the whole frame,
+and a frame may begin and end within a record.
+
+SluiceMQ adds two things between its own brokers. A first report of `FROM_START` means that the
+slave has no log and needs it from its first byte (RocketMQ reads 0 as "from your last file"). A
+ticket, | TICKET 8 | 16 bytes |, may precede all frames; it proves that the slave may connect.
 """
 
 import struct
@@ -25,19 +30,21 @@ from typing import Final, NamedTuple
 from sluicemq.errors import ProtocolError
 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024 - 64
-"""RocketMQ's slave has a buffer of 4 MiB, which must hold a frame (spec/ha.md §1)."""
-EPOCHS_MAX: Final = 1000
-"""RocketMQ's master has room for so many in its handshake."""
+"""The most log bytes in a frame. A frame must fit into the buffer of RocketMQ's slave, which has
+4 MiB (spec/ha.md §1)."""
+TERMS_MAX: Final = 1000
+"""The most terms in a master's handshake, as in RocketMQ."""
 FROM_START: Final = -1
+"""The first report of a slave that needs the log from its first byte."""
 TICKET_BYTES: Final = 16
 TICKET_FRAME_BYTES: Final = 8 + TICKET_BYTES
 FIRST_BYTES_MIN: Final = 8
-"""Of whatever a slave says first."""
+"""The size of the smallest first frame of a slave, in bytes."""
 _TICKET: Final = (-2).to_bytes(8, signed=True)
 
 
-class State(IntEnum):
-    """Of a connection, and the first number of each frame of failover."""
+class ConnectionState(IntEnum):
+    """The state of an HA connection. In the failover protocol each frame begins with it."""
 
     READY = 0
     HANDSHAKE = 1
@@ -46,144 +53,175 @@ class State(IntEnum):
 
 
 def encode_ticket(ticket: bytes) -> bytes:
-    """What comes before the first frame; `ticket` has TICKET_BYTES."""
+    """Encode a ticket of TICKET_BYTES bytes, which a slave sends before its first frame."""
     return _TICKET + ticket
 
 
 def decode_ticket(data: bytes) -> bytes | None:
-    """The ticket that a stream begins with, perhaps not whole yet; None: it begins with a frame, or
-    nobody knows yet."""
+    """Return the ticket at the start of a slave's bytes, which may be incomplete.
+
+    Return None if the bytes do not begin with a ticket, or are too few to know.
+    """
     return data[8:TICKET_FRAME_BYTES] if data.startswith(_TICKET) else None
 
 
-class Epoch(NamedTuple):
-    """The reign of one master: what lies from `start` on, up to the next epoch, it wrote."""
+class LogTerm(NamedTuple):
+    """A term of the log: one master wrote the log from position `start` up to the next term."""
 
     number: int
     start: int
 
 
-class Greeting(NamedTuple):
-    """A slave's handshake. A learner never counts as in sync."""
+class SlaveHandshake(NamedTuple):
+    """A slave's first frame in the failover protocol.
+
+    With `from_last_file` the slave asks for the log from the start of the master's last file. A
+    learner never becomes part of the in-sync set.
+    """
 
     replica_id: int
     from_last_file: bool = False
     is_learner: bool = False
 
 
-class Welcome(NamedTuple):
-    """A master's handshake: where its log ends, and who wrote what."""
+class MasterHandshake(NamedTuple):
+    """A master's first frame in the failover protocol.
+
+    `end` is the end of its log, `term_number` its current term, and `terms` all terms of its log.
+    """
 
     end: int
-    epoch: int
-    epochs: tuple[Epoch, ...]
+    term_number: int
+    terms: tuple[LogTerm, ...]
 
 
-class Chunk(NamedTuple):
-    """Bytes of the log that lie at `position`: a frame's, or a part of them; none: a heartbeat.
-    Plain frames know neither `epoch` nor `confirmed`."""
+class LogChunk(NamedTuple):
+    """Bytes of the log at `position`, which are all or some of the bytes of a frame.
+
+    A chunk without bytes is a heartbeat. `term` and `confirmed` are None in the plain protocol.
+    """
 
     position: int
     data: bytes | memoryview
-    epoch: Epoch | None = None
+    term: LogTerm | None = None
     confirmed: int | None = None
 
 
-_REPORT: Final = struct.Struct(">q")
-_PLAIN: Final = struct.Struct(">qi")
+_PLAIN_REPORT: Final = struct.Struct(">q")
+_PLAIN_HEADER: Final = struct.Struct(">qi")
 _STATE: Final = struct.Struct(">i")
-_GREETING: Final = struct.Struct(">ihhq")
-_STATE_REPORT: Final = struct.Struct(">iq")
-_WELCOME: Final = struct.Struct(">iiqi")
-_EPOCH: Final = struct.Struct(">iq")
-_TRANSFER: Final = struct.Struct(">iiqiqq")
+_SLAVE_HANDSHAKE: Final = struct.Struct(">ihhq")
+_FAILOVER_REPORT: Final = struct.Struct(">iq")
+_MASTER_HANDSHAKE: Final = struct.Struct(">iiqi")
+_TERM: Final = struct.Struct(">iq")
+_FAILOVER_HEADER: Final = struct.Struct(">iiqiqq")
 
-# ------------------------------------------------------------------------------ what is written
-
-
-def encode_report(end: int, *, failover: bool) -> bytes:
-    """What a slave has of the log."""
-    return _STATE_REPORT.pack(State.TRANSFER, end) if failover else _REPORT.pack(end)
+# ------------------------------------------------------------------------------------- encoding
 
 
-def encode_greeting(greeting: Greeting) -> bytes:
-    last, learner = greeting.from_last_file, greeting.is_learner
-    return _GREETING.pack(State.HANDSHAKE, last, learner, greeting.replica_id)
+def encode_slave_report(end: int, *, failover: bool) -> bytes:
+    """Encode the report of a slave that has the log up to position `end`."""
+    return (
+        _FAILOVER_REPORT.pack(ConnectionState.TRANSFER, end)
+        if failover
+        else _PLAIN_REPORT.pack(end)
+    )
 
 
-def encode_welcome(welcome: Welcome) -> bytes:
-    """Of more epochs than fit, the last ones."""
-    epochs = welcome.epochs[-EPOCHS_MAX:]
-    size = len(epochs) * _EPOCH.size
-    head = _WELCOME.pack(State.HANDSHAKE, size, welcome.end, welcome.epoch)
-    return head + b"".join(_EPOCH.pack(*epoch) for epoch in epochs)
+def encode_slave_handshake(handshake: SlaveHandshake) -> bytes:
+    """Encode a slave's handshake."""
+    last, learner = handshake.from_last_file, handshake.is_learner
+    return _SLAVE_HANDSHAKE.pack(ConnectionState.HANDSHAKE, last, learner, handshake.replica_id)
 
 
-def encode_head(position: int, size: int, epoch: Epoch | None = None, confirmed: int = 0) -> bytes:
-    """What stands before the bytes of a frame; plain without an epoch. HOT."""
-    if epoch is None:
-        return _PLAIN.pack(position, size)
-    return _TRANSFER.pack(State.TRANSFER, size, position, *epoch, confirmed)
+def encode_master_handshake(handshake: MasterHandshake) -> bytes:
+    """Encode a master's handshake, with the last TERMS_MAX terms if there are more."""
+    terms = handshake.terms[-TERMS_MAX:]
+    size = len(terms) * _TERM.size
+    head = _MASTER_HANDSHAKE.pack(
+        ConnectionState.HANDSHAKE, size, handshake.end, handshake.term_number
+    )
+    return head + b"".join(_TERM.pack(*term) for term in terms)
 
 
-# --------------------------------------------------------------------------------- what is read
+def encode_log_header(
+    position: int, size: int, term: LogTerm | None = None, confirmed: int = 0
+) -> bytes:
+    """Encode the header of a frame with `size` log bytes from `position` on.
+
+    The frame belongs to the plain protocol if `term` is None. This runs for every frame sent.
+    """
+    if term is None:
+        return _PLAIN_HEADER.pack(position, size)
+    return _FAILOVER_HEADER.pack(ConnectionState.TRANSFER, size, position, *term, confirmed)
 
 
-class SlaveReader:
-    """What a slave sends, as it arrives."""
+# ------------------------------------------------------------------------------------- decoding
+
+
+class SlaveFrameReader:
+    """Decodes the bytes that a slave sends, behind its ticket."""
 
     def __init__(self, *, failover: bool) -> None:
         self._failover = failover
         self._rest = b""
 
-    def feed(self, data: bytes) -> Iterator[Greeting | int]:
-        """Greetings, and what is reported; of plain reports only the last one is of interest.
-        Raises ProtocolError."""
+    def feed(self, data: bytes) -> Iterator[SlaveHandshake | int]:
+        """Yield the handshakes, and the positions of the reports, that `data` completes.
+
+        Of several plain reports only the last one is yielded. Raises ProtocolError.
+        """
         data = self._rest + data
         if not self._failover:
-            whole = len(data) - len(data) % _REPORT.size
+            whole = len(data) - len(data) % _PLAIN_REPORT.size
             self._rest = data[whole:]
             if whole:
-                yield _REPORT.unpack_from(data, whole - _REPORT.size)[0]
+                yield _PLAIN_REPORT.unpack_from(data, whole - _PLAIN_REPORT.size)[0]
             return
-        at = 0
-        while len(data) - at >= _STATE.size:
-            state = _STATE.unpack_from(data, at)[0]
-            if state not in (State.HANDSHAKE, State.TRANSFER):
+        offset = 0
+        while len(data) - offset >= _STATE.size:
+            state = _STATE.unpack_from(data, offset)[0]
+            if state not in (ConnectionState.HANDSHAKE, ConnectionState.TRANSFER):
                 raise ProtocolError(
-                    f"A slave's frame begins with {state}: 1 is a handshake, 2 a report. "
-                    "Is it a slave without failover?"
+                    f"A slave's frame begins with {state}, not with 1 (handshake) or 2 (report). "
+                    "Check that failover is enabled on the slave."
                 )
-            kind = _GREETING if state == State.HANDSHAKE else _STATE_REPORT
-            if len(data) - at < kind.size:
+            kind = _SLAVE_HANDSHAKE if state == ConnectionState.HANDSHAKE else _FAILOVER_REPORT
+            if len(data) - offset < kind.size:
                 break
-            fields = kind.unpack_from(data, at)
-            at += kind.size
-            if state == State.TRANSFER:
+            fields = kind.unpack_from(data, offset)
+            offset += kind.size
+            if state == ConnectionState.TRANSFER:
                 yield fields[1]
             else:
-                yield Greeting(fields[3], fields[1] == 1, fields[2] == 1)
-        self._rest = data[at:]
+                yield SlaveHandshake(fields[3], fields[1] == 1, fields[2] == 1)
+        self._rest = data[offset:]
 
 
-class MasterReader:
-    """What a master sends, as it arrives: bytes of the log before their frame is whole."""
+class MasterFrameReader:
+    """Decodes the bytes that a master sends.
+
+    The log bytes of a frame are returned as they arrive, before their frame is complete.
+    """
 
     def __init__(self, *, failover: bool) -> None:
         self._failover = failover
         self._rest = b""
-        self._frame = Chunk(0, b"")  # what comes next of the frame under way
-        self._left = 0  # bytes that are still to come of it
+        self._frame = LogChunk(0, b"")  # position and term of the current frame's next bytes
+        self._left = 0  # log bytes of the current frame that have not arrived
 
-    def feed(self, data: bytes) -> Iterator[Welcome | Chunk]:
-        """Chunks that follow one another in one epoch come as one. Raises ProtocolError."""
+    def feed(self, data: bytes) -> Iterator[MasterHandshake | LogChunk]:
+        """Yield the handshakes and log bytes in `data`. Raises ProtocolError.
+
+        Chunks that follow one another in the log and have the same term are joined to one.
+        """
         last, pieces, end = self._frame, list[bytes | memoryview](), -1
-        for part in self._parts(data):
-            follows = isinstance(part, Chunk) and part.position == end and part.epoch == last.epoch
+        for part in self._split_frames(data):
+            follows = isinstance(part, LogChunk) and part.position == end and part.term == last.term
             if pieces and not follows:
                 yield last._replace(position=end - sum(map(len, pieces)), data=b"".join(pieces))
                 pieces.clear()
-            if isinstance(part, Chunk):
+            if isinstance(part, LogChunk):
                 pieces.append(part.data)
                 last, end = part, part.position + len(part.data)
             else:
@@ -191,83 +229,99 @@ class MasterReader:
         if pieces:
             yield last._replace(position=end - sum(map(len, pieces)), data=b"".join(pieces))
 
-    def _parts(self, data: bytes) -> Iterator[Welcome | Chunk]:
+    def _split_frames(self, data: bytes) -> Iterator[MasterHandshake | LogChunk]:
+        """Yield the handshakes and the log bytes of each frame in `data`, without joining them."""
         if self._rest:
             data, self._rest = self._rest + data, b""
-        view, at = memoryview(data), 0
-        while at < len(data):
+        view, offset = memoryview(data), 0
+        while offset < len(data):
             if self._left:
-                part, frame = view[at : at + self._left], self._frame
+                part, frame = view[offset : offset + self._left], self._frame
                 yield frame._replace(data=part)
-                at += len(part)
+                offset += len(part)
                 self._left -= len(part)
                 self._frame = frame._replace(position=frame.position + len(part))
                 continue
-            head = self._head(data, at)
+            head = self._read_frame_header(data, offset)
             if head is None:
-                self._rest = data[at:]
+                self._rest = data[offset:]
                 return
             found, size = head
-            at += size
-            if isinstance(found, Chunk):
+            offset += size
+            if isinstance(found, LogChunk):
                 self._frame = found
             if not self._left:
                 yield found
 
-    def _head(self, data: bytes, at: int) -> tuple[Welcome | Chunk, int] | None:
-        """The next frame without its bytes, and its size; None: more has to come."""
-        room = len(data) - at
+    def _read_frame_header(
+        self, data: bytes, offset: int
+    ) -> tuple[MasterHandshake | LogChunk, int] | None:
+        """Return the frame at `offset` without its log bytes, and the size of its header.
+
+        A handshake counts as a header. Return None if the header is incomplete. Set `self._left` to
+        the number of log bytes in the frame. Raises ProtocolError.
+        """
+        room = len(data) - offset
         if not self._failover:
-            if room < _PLAIN.size:
+            if room < _PLAIN_HEADER.size:
                 return None
-            position, self._left = _PLAIN.unpack_from(data, at)
-            self._check(position)
-            return Chunk(position, b""), _PLAIN.size
-        if room < _WELCOME.size:
+            position, self._left = _PLAIN_HEADER.unpack_from(data, offset)
+            self._check_frame(position)
+            return LogChunk(position, b""), _PLAIN_HEADER.size
+        if room < _MASTER_HANDSHAKE.size:
             return None
-        state, size, end, number = _WELCOME.unpack_from(data, at)
-        if state == State.TRANSFER:
-            if room < _TRANSFER.size:
+        state, size, end, number = _MASTER_HANDSHAKE.unpack_from(data, offset)
+        if state == ConnectionState.TRANSFER:
+            if room < _FAILOVER_HEADER.size:
                 return None
-            start, confirmed = _TRANSFER.unpack_from(data, at)[4:]
+            start, confirmed = _FAILOVER_HEADER.unpack_from(data, offset)[4:]
             self._left = size
-            self._check(end)
-            return Chunk(end, b"", Epoch(number, start), confirmed), _TRANSFER.size
-        whole = _WELCOME.size + size
-        if state != State.HANDSHAKE or size % _EPOCH.size or not 0 <= size <= BODY_BYTES_MAX:
+            self._check_frame(end)
+            return LogChunk(end, b"", LogTerm(number, start), confirmed), _FAILOVER_HEADER.size
+        whole = _MASTER_HANDSHAKE.size + size
+        if (
+            state != ConnectionState.HANDSHAKE
+            or size % _TERM.size
+            or not 0 <= size <= BODY_BYTES_MAX
+        ):
             raise ProtocolError(
-                f"A master's frame begins with {state} and {size}: it is none of failover."
+                f"A master's frame begins with {state} and {size}; this is not a failover frame."
             )
         if room < whole:
             return None
-        entries = _EPOCH.iter_unpack(data[at + _WELCOME.size : at + whole])
-        return Welcome(end, number, tuple(Epoch(*entry) for entry in entries)), whole
+        entries = _TERM.iter_unpack(data[offset + _MASTER_HANDSHAKE.size : offset + whole])
+        return MasterHandshake(end, number, tuple(LogTerm(*entry) for entry in entries)), whole
 
-    def _check(self, position: int) -> None:
+    def _check_frame(self, position: int) -> None:
+        """Raise ProtocolError if the size or the position of the current frame is invalid."""
         if not 0 <= self._left <= BODY_BYTES_MAX or position < -1:
             raise ProtocolError(
-                f"A master's frame has {self._left} bytes for {position}: up to {BODY_BYTES_MAX} "
-                "are allowed. Is that its HA port (haListenPort)?"
+                f"A master's frame has {self._left} bytes for position {position}; up to "
+                f"{BODY_BYTES_MAX} are allowed. Check that the address is the master's HA port "
+                "(haListenPort)."
             )
 
 
-def consistent_end(own: Sequence[Epoch], end: int, other: Sequence[Epoch], other_end: int) -> int:
-    """Up to where two logs are the same, by who wrote what: the smaller of the two ends of the
-    last epoch that both have. -1 when they have none in common (spec/ha.md §7). Raises
-    ProtocolError when it does not begin at one place."""
-    theirs = dict(zip(other, ends_of(other, other_end), strict=True))
-    numbers = {epoch.number for epoch in other}
-    for epoch, stop in reversed([*zip(own, ends_of(own, end), strict=True)]):
-        if epoch in theirs:
-            return min(stop, theirs[epoch])
-        if epoch.number in numbers:
+def common_end(own: Sequence[LogTerm], end: int, other: Sequence[LogTerm], other_end: int) -> int:
+    """Return the position up to which two logs are identical, or -1 if they share no term.
+
+    `own` and `other` are the terms of the two logs, which end at `end` and `other_end`. The result
+    is the smaller of the two ends of the last term that both logs have (spec/ha.md §7). Raises
+    ProtocolError if the two logs have terms with one number and different start positions.
+    """
+    theirs = dict(zip(other, term_ends(other, other_end), strict=True))
+    numbers = {term.number for term in other}
+    for term, stop in reversed([*zip(own, term_ends(own, end), strict=True)]):
+        if term in theirs:
+            return min(stop, theirs[term])
+        if term.number in numbers:
             raise ProtocolError(
-                f"Epoch {epoch.number} begins at {epoch.start} here and elsewhere at its master: "
+                f"Term {term.number} begins at {term.start} here and elsewhere at its master: "
                 "one of the two files epochFileCheckpoint is damaged."
             )
     return -1
 
 
-def ends_of(epochs: Sequence[Epoch], end: int) -> list[int]:
-    """Where each of them ends, in a log that ends at `end`."""
-    return [*(epoch.start for epoch in epochs[1:]), *([end] if epochs else [])]
+def term_ends(terms: Sequence[LogTerm], end: int) -> list[int]:
+    """Return the end position of each term in a log that ends at `end`."""
+    return [*(term.start for term in terms[1:]), *([end] if terms else [])]

@@ -1,48 +1,57 @@
-"""Declared headers: what stands in the extFields of each request and answer.
+"""The header classes of requests and responses: the fields in their extFields.
 
-A header names its codes, and its fields their spelling on the wire, their type and by the lack of a
-default that they are required (`declare.py`). `REQUEST_HEADERS` and
-`RESPONSE_HEADERS` say which one belongs to which code; codes that are not there carry no typed
-header.
+A class is declared as the header of one or several request codes. Each field has its name on the
+wire and its type; a field without a default is required (`declare.py`). `REQUEST_HEADERS` and
+`RESPONSE_HEADERS` map a request code to the header class of its requests and responses. Codes that
+are not in these tables have no declared header.
+
+Other modules of this package declare the headers of their part of the protocol: `popping.py`,
+`registration.py`, `replicas.py` and `staging.py`.
 """
 
 from collections.abc import Callable
 from typing import Final, TypeVar, dataclass_transform
 
 from sluicemq.wire.codes import RequestCode as Code
-from sluicemq.wire.declare import boolean, header_of, int32, int64, text
+from sluicemq.wire.declare import boolean, declare_header, int32, int64, text
 
 T = TypeVar("T")
 REQUEST_HEADERS: Final[dict[int, type]] = {}
 RESPONSE_HEADERS: Final[dict[int, type]] = {}
 CLIENT_ID_FIELD: Final = "sluiceClientId"
-"""extField in which a SluiceMQ client gives its client id with pulls and offsets.
+"""The extField in which a SluiceMQ client sends its client id with pulls and offset requests.
 
-The client sends its heartbeats over another connection, so the broker cannot tell by the connection
-which member asks. RocketMQ's brokers ignore the field.
+The client sends its heartbeats over another connection, so the broker cannot tell from the
+connection which member sends the request. RocketMQ's brokers ignore the field.
 """
 
 
 @dataclass_transform(
     kw_only_default=True, frozen_default=True, field_specifiers=(text, int32, int64, boolean)
 )
-def request(*codes: Code, letters: str = "") -> Callable[[type[T]], type[T]]:
-    """Make a class the header of these requests. `letters`: see `header_of`."""
-    return header_of(REQUEST_HEADERS, codes, letters)
+def request(*codes: Code, short_names: str = "") -> Callable[[type[T]], type[T]]:
+    """Return a decorator that declares a class as the header of these requests.
+
+    `short_names` is explained at `declare_header`.
+    """
+    return declare_header(REQUEST_HEADERS, codes, short_names)
 
 
 @dataclass_transform(
     kw_only_default=True, frozen_default=True, field_specifiers=(text, int32, int64, boolean)
 )
-def answer(*codes: Code) -> Callable[[type[T]], type[T]]:
-    """Make a class the header of the answers to these requests."""
-    return header_of(RESPONSE_HEADERS, codes)
+def response(*codes: Code) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that declares a class as the header of the responses to `codes`."""
+    return declare_header(RESPONSE_HEADERS, codes)
 
 
 # --------------------------------------------------- producers (spec/remoting.md §7.3, §7.6, §8)
 @request(Code.SEND_MESSAGE, Code.SEND_REPLY_MESSAGE)
 class SendMessageRequest:
-    """Long names, as the Go client sends them."""
+    """The header of SEND_MESSAGE (10) and SEND_REPLY_MESSAGE (324).
+
+    Its fields have long names. Go clients send it.
+    """
 
     group: str = text("producerGroup")
     topic: str = text("topic")
@@ -61,24 +70,40 @@ class SendMessageRequest:
 
 
 @request(
-    Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE, Code.SEND_REPLY_MESSAGE_V2,
-    letters="abcdefghijklmn",
-)  # fmt: skip
+    Code.SEND_MESSAGE_V2,
+    Code.SEND_BATCH_MESSAGE,
+    Code.SEND_REPLY_MESSAGE_V2,
+    short_names="abcdefghijklmn",
+)
 class SendMessageRequestV2(SendMessageRequest):
-    """The same fields in the same order, a letter each."""
+    """The header of SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320) and a reply.
+
+    The reply is SEND_REPLY_MESSAGE_V2 (325). The header has the fields of `SendMessageRequest` in
+    the same order. Their names on the wire are single letters.
+    """
 
 
 BRIEF_FIELD: Final = "sluiceBrief"
-"""SluiceMQ's own field of a batch: the answer has the id of the first message, not of all. Other
-brokers ignore it."""
+"""The extField by which a SluiceMQ client asks for a short response to a batch.
+
+The response then has only the id of the batch's first message. Other brokers ignore the field.
+"""
 
 
-@answer(
-    Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE, Code.SEND_REPLY_MESSAGE,
-    Code.SEND_REPLY_MESSAGE_V2, Code.RECALL_MESSAGE,
-)  # fmt: skip
+@response(
+    Code.SEND_MESSAGE,
+    Code.SEND_MESSAGE_V2,
+    Code.SEND_BATCH_MESSAGE,
+    Code.SEND_REPLY_MESSAGE,
+    Code.SEND_REPLY_MESSAGE_V2,
+    Code.RECALL_MESSAGE,
+)
 class SendMessageResponse:
-    """The Java client needs MSG_REGION's map to exist (spec §7.3)."""
+    """The header of the responses to all sends and to RECALL_MESSAGE (370).
+
+    The Java client reads MSG_REGION without checking that extFields are present
+    (spec/remoting.md §7.3), so a response must have extFields.
+    """
 
     message_id: str | None = text("msgId", default=None)
     queue_id: int | None = int32("queueId", default=None)
@@ -92,14 +117,19 @@ class SendMessageResponse:
 
 @request(Code.END_TRANSACTION)
 class EndTransactionRequest:
-    """`outcome` is 8 commit, 12 rollback, 0 unknown."""
+    """The header of END_TRANSACTION (37), by which a producer ends its transaction.
+
+    `outcome` is 8 for commit, 12 for rollback and 0 for unknown. `half_queue_offset` and
+    `physical_offset` locate the prepared message. `is_from_check` is True if the request answers a
+    transaction check.
+    """
 
     topic: str | None = text("topic", default=None)
     group: str = text("producerGroup")
     half_queue_offset: int = int64("tranStateTableOffset")
     physical_offset: int = int64("commitLogOffset")
     outcome: int = int32("commitOrRollback")
-    is_check_answer: bool = boolean("fromTransactionCheck", default=False)
+    is_from_check: bool = boolean("fromTransactionCheck", default=False)
     unique_id: str = text("msgId")
     transaction_id: str | None = text("transactionId", default=None)
     broker: str | None = text("bname", default=None)
@@ -107,7 +137,12 @@ class EndTransactionRequest:
 
 @request(Code.CHECK_TRANSACTION_STATE)
 class CheckTransactionStateRequest:
-    """One-way from the broker; the body is the half message in stored form."""
+    """The header of CHECK_TRANSACTION_STATE (39), a one-way request from the broker to a producer.
+
+    The body of the request is the prepared message as a stored record. `half_queue_offset` is the
+    offset of the prepared message in its queue, and `physical_offset` its position in the commit
+    log.
+    """
 
     topic: str | None = text("topic", default=None)
     half_queue_offset: int = int64("tranStateTableOffset")
@@ -128,7 +163,12 @@ class RecallMessageRequest:
 
 @request(Code.PUSH_REPLY_MESSAGE_TO_CLIENT)
 class ReplyMessageRequest(SendMessageRequest):
-    """From the broker to the requester: a send's header and where it was stored."""
+    """The header of PUSH_REPLY_MESSAGE_TO_CLIENT (326).
+
+    The broker sends it, with a reply as the body, to the client that sent the request message. It
+    has the fields of the reply's send request, and the hosts and time with which the broker
+    received the reply.
+    """
 
     born_host: str = text("bornHost")
     store_host: str = text("storeHost")
@@ -140,13 +180,18 @@ PULL_COMMIT_OFFSET = 0x1
 PULL_SUSPEND = 0x2
 PULL_SUBSCRIPTION = 0x4
 PULL_LITE = 0x10
-"""Bits of a pull's sys_flag (spec §10)."""
+"""The bits of `PullMessageRequest.sys_flag` (spec/remoting.md §10)."""
 
 
 @request(Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE)
 class PullMessageRequest:
-    """Our own are `bulk` (megabytes, not messages), `any_span` (matches however far apart) and
-    `look` (one message as it lies; nothing changes for the group)."""
+    """The header of PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361).
+
+    Only SluiceMQ has three of the fields. With `bulk` the response is limited by its size in bytes,
+    up to several megabytes, and not by `message_count_max`. With `any_span` the matching messages
+    of one response may be any distance apart in the commit log. With `probe` the response has one
+    message as it is stored, and the state of the group does not change.
+    """
 
     group: str = text("consumerGroup")
     topic: str = text("topic")
@@ -165,12 +210,16 @@ class PullMessageRequest:
     broker: str | None = text("bname", default=None)
     bulk: bool | None = boolean("sluiceBulk", default=None)
     any_span: bool | None = boolean("sluiceAnySpan", default=None)
-    look: bool | None = boolean("sluiceLook", default=None)
+    probe: bool | None = boolean("sluiceLook", default=None)
 
 
-@answer(Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE)
+@response(Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE)
 class PullMessageResponse:
-    """Present in 0, 19, 20 and 21; other codes carry none of it."""
+    """The header of the responses to PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361).
+
+    Responses with the codes SUCCESS (0), PULL_NOT_FOUND (19), PULL_RETRY_IMMEDIATELY (20) and
+    PULL_OFFSET_MOVED (21) have it. Responses with other codes have no header.
+    """
 
     broker_id_suggested: int = int64("suggestWhichBrokerId")
     next_offset: int = int64("nextBeginOffset")
@@ -184,7 +233,11 @@ class PullMessageResponse:
 
 @request(Code.QUERY_CONSUMER_OFFSET)
 class QueryConsumerOffsetRequest:
-    """The committed offset; `zero_if_not_found` False asks for 22 instead of 0."""
+    """The header of QUERY_CONSUMER_OFFSET (14), which asks for a committed offset.
+
+    If `zero_if_not_found` is False, the response for a queue without a committed offset has the
+    code QUERY_NOT_FOUND (22). Otherwise the broker may respond with offset 0.
+    """
 
     group: str = text("consumerGroup")
     topic: str = text("topic")
@@ -193,12 +246,17 @@ class QueryConsumerOffsetRequest:
     broker: str | None = text("bname", default=None)
 
 
-@answer(
-    Code.QUERY_CONSUMER_OFFSET, Code.GET_MAX_OFFSET, Code.GET_MIN_OFFSET,
+@response(
+    Code.QUERY_CONSUMER_OFFSET,
+    Code.GET_MAX_OFFSET,
+    Code.GET_MIN_OFFSET,
     Code.SEARCH_OFFSET_BY_TIMESTAMP,
-)  # fmt: skip
+)
 class OffsetResponse:
-    """Without the offset when there is none."""
+    """The header of the responses to all requests for one offset of a queue.
+
+    `offset` is None if the broker has no such offset.
+    """
 
     offset: int | None = int64("offset", default=None)
 
@@ -226,27 +284,40 @@ class GetMaxOffsetRequest(QueueRequest):
 
 @request(Code.SEARCH_OFFSET_BY_TIMESTAMP)
 class SearchOffsetRequest(QueueRequest):
-    """`boundary` is `lower` or `upper` in any case; anything else means lower (spec §2)."""
+    """The header of SEARCH_OFFSET_BY_TIMESTAMP (29).
+
+    `boundary` is `lower` or `upper`, in upper or lower case. Any other value means `lower`.
+    """
 
     time_ms: int = int64("timestamp")
     boundary: str | None = text("boundaryType", default=None)
 
 
-@answer(Code.GET_EARLIEST_MSG_STORETIME)
+@response(Code.GET_EARLIEST_MSG_STORETIME)
 class GetEarliestStoreTimeResponse:
-    """-1 when the queue is empty."""
+    """The header of the response to GET_EARLIEST_MSG_STORETIME (32).
+
+    `time_ms` is when the first message of the queue was stored, -1 if the queue is empty.
+    """
 
     time_ms: int = int64("timestamp")
 
 
-@answer(Code.HEART_BEAT)
+@response(Code.HEART_BEAT)
 class HeartbeatResponse:
-    """A broker without heartbeat V2 leaves both out (spec §15)."""
+    """The header of the response to HEART_BEAT (34).
+
+    A broker without heartbeat V2 sends neither `supports_v2` nor `subscription_changed`
+    (spec/remoting.md §15).
+    """
 
     supports_v2: bool | None = boolean("IS_SUPPORT_HEART_BEAT_V2", default=None)
     subscription_changed: bool | None = boolean("IS_SUB_CHANGE", default=None)
     lanes: bool | None = boolean("sluiceLanes", default=None)
-    """Ours alone, when asked for: members of a group may want different things."""
+    """Whether the broker supports lanes: members of one group with different subscriptions.
+
+    Only SluiceMQ's brokers send this field, and only to clients that ask for it.
+    """
 
 
 @request(Code.UNREGISTER_CLIENT)
@@ -257,18 +328,28 @@ class UnregisterClientRequest:
 
 
 @request(
-    Code.GET_CONSUMER_LIST_BY_GROUP, Code.GET_CONSUMER_CONNECTION_LIST,
+    Code.GET_CONSUMER_LIST_BY_GROUP,
+    Code.GET_CONSUMER_CONNECTION_LIST,
     Code.NOTIFY_CONSUMER_IDS_CHANGED,
-)  # fmt: skip
+)
 class ConsumerGroupRequest:
-    """The last is one-way from the broker: balance again."""
+    """The header of three requests about one consumer group.
+
+    They are GET_CONSUMER_LIST_BY_GROUP (38), GET_CONSUMER_CONNECTION_LIST (203) and
+    NOTIFY_CONSUMER_IDS_CHANGED (40). The last one is a one-way request from the broker: the
+    receiving client rebalances its queues.
+    """
 
     group: str = text("consumerGroup")
 
 
 @request(Code.CONSUMER_SEND_MSG_BACK)
 class SendBackRequest:
-    """Deliver that message again later. `physical_offset` is the one in the commit log."""
+    """The header of CONSUMER_SEND_MSG_BACK (36), by which a consumer rejects a message.
+
+    The broker delivers the message again later, or moves it to the dead-letter topic.
+    `physical_offset` is the position of the message in the commit log.
+    """
 
     physical_offset: int = int64("offset")
     group: str = text("group")
@@ -282,8 +363,11 @@ class SendBackRequest:
 
 @request(Code.QUERY_MESSAGE)
 class QueryMessageRequest:
-    """By key, or by unique id when `is_unique_key` (times in ms). Newer clients say it
-    by `index_type`: K (key), U (unique id) or T (tag)."""
+    """The header of QUERY_MESSAGE (12), which queries the key index.
+
+    `key` is a message id if `is_unique_key` is True, else a key. Newer clients send `index_type`
+    instead: K for a key, U for a message id, T for a tag. Both times are ms since 1970.
+    """
 
     topic: str = text("topic")
     key: str = text("key")
@@ -294,7 +378,7 @@ class QueryMessageRequest:
     index_type: str | None = text("indexType", default=None)
 
 
-@answer(Code.QUERY_MESSAGE)
+@response(Code.QUERY_MESSAGE)
 class QueryMessageResponse:
     index_time_ms: int = int64("indexLastUpdateTimestamp")
     index_physical_offset: int = int64("indexLastUpdatePhyoffset")
@@ -302,7 +386,10 @@ class QueryMessageResponse:
 
 @request(Code.VIEW_MESSAGE_BY_ID)
 class ViewMessageRequest:
-    """The one message at a commit-log offset."""
+    """The header of VIEW_MESSAGE_BY_ID (33).
+
+    It asks for the message at the position `physical_offset` in the commit log.
+    """
 
     topic: str | None = text("topic", default=None)
     physical_offset: int = int64("offset")
@@ -311,7 +398,11 @@ class ViewMessageRequest:
 # --------------------------------------------------------------------- tools (see spec/admin.md)
 @request(Code.UPDATE_AND_CREATE_TOPIC)
 class CreateTopicRequest:
-    """`attributes` is the tools' text form `+k=v,-k`."""
+    """The header of UPDATE_AND_CREATE_TOPIC (17).
+
+    `attributes` are changes in the syntax of the tools, `+k=v,-k`: `+` sets an attribute, and `-`
+    removes one.
+    """
 
     topic: str = text("topic")
     default_topic: str | None = text("defaultTopic", default=None)
@@ -326,23 +417,29 @@ class CreateTopicRequest:
 
 
 @request(
-    Code.DELETE_TOPIC_IN_BROKER, Code.GET_TOPIC_STATS_INFO, Code.QUERY_TOPIC_CONSUME_BY_WHO,
+    Code.DELETE_TOPIC_IN_BROKER,
+    Code.GET_TOPIC_STATS_INFO,
+    Code.QUERY_TOPIC_CONSUME_BY_WHO,
     Code.REGISTER_TOPIC_IN_NAMESRV,
-)  # fmt: skip
+)
 class TopicRequest:
     topic: str = text("topic")
 
 
 @request(Code.GET_ALL_TOPIC_CONFIG)
 class GetAllTopicsRequest:
-    """The paging fields are newer (spec/admin.md §1); an answer without its field is complete."""
+    """The header of GET_ALL_TOPIC_CONFIG (21).
+
+    The fields select a page of the topics. Older clients do not send them (spec/admin.md §1). A
+    response without `topic_count` contains all topics.
+    """
 
     topic_sequence: int | None = int32("topicSeq", default=None)
     topic_count_max: int | None = int32("maxTopicNum", default=None)
     data_version: str | None = text("dataVersion", default=None)
 
 
-@answer(Code.GET_ALL_TOPIC_CONFIG)
+@response(Code.GET_ALL_TOPIC_CONFIG)
 class GetAllTopicsResponse:
     topic_count: int | None = int32("totalTopicNum", default=None)
 
@@ -365,7 +462,7 @@ class GetAllGroupsRequest:
     data_version: str | None = text("dataVersion", default=None)
 
 
-@answer(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+@response(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
 class GetAllGroupsResponse:
     group_count: int | None = int32("totalGroupNum", default=None)
 
@@ -377,7 +474,11 @@ class GetGroupConfigRequest:
 
 @request(Code.GET_CONSUME_STATS)
 class GetConsumeStatsRequest:
-    """Without a topic, all topics of the group; `topic_list` joins names by `;`."""
+    """The header of GET_CONSUME_STATS (208).
+
+    `topic` None means all topics of the group. `topic_list` contains several names, separated by
+    `;`.
+    """
 
     group: str = text("consumerGroup")
     topic: str | None = text("topic", default=None)
@@ -389,9 +490,12 @@ class GetProducerConnectionsRequest:
     group: str = text("producerGroup")
 
 
-@answer(Code.GET_BROKER_CONFIG)
+@response(Code.GET_BROKER_CONFIG)
 class GetBrokerConfigResponse:
-    """The data version as JSON; the tools need it."""
+    """The header of the response to GET_BROKER_CONFIG (26).
+
+    `version` is a data version as JSON. RocketMQ's tools require it.
+    """
 
     version: str = text("version")
 
@@ -416,7 +520,10 @@ class GetConsumerStatusRequest(TopicGroupRequest):
 
 @request(Code.GET_CONSUMER_RUNNING_INFO)
 class GetConsumerRunningInfoRequest:
-    """Relayed to the client."""
+    """The header of GET_CONSUMER_RUNNING_INFO (307), which the broker forwards to the client.
+
+    With `stack_enable` the response of the client contains its stack traces.
+    """
 
     group: str = text("consumerGroup")
     client_id: str = text("clientId")
@@ -425,7 +532,10 @@ class GetConsumerRunningInfoRequest:
 
 @request(Code.CONSUME_MESSAGE_DIRECTLY)
 class ConsumeMessageDirectlyRequest:
-    """Relayed to the client with the stored message as body."""
+    """The header of CONSUME_MESSAGE_DIRECTLY (309).
+
+    The broker forwards the request to the client, with the stored message as its body.
+    """
 
     group: str = text("consumerGroup")
     client_id: str | None = text("clientId", default=None)
@@ -446,16 +556,22 @@ class CloneGroupOffsetRequest:
 
 @request(Code.QUERY_CORRECTION_OFFSET)
 class QueryCorrectionOffsetRequest:
-    """`groups_left_out`: names with commas between."""
+    """The header of QUERY_CORRECTION_OFFSET (308).
 
-    groups_left_out: str | None = text("filterGroups", default=None)
+    `excluded_groups` are names of groups, separated by commas.
+    """
+
+    excluded_groups: str | None = text("filterGroups", default=None)
     compare_group: str | None = text("compareGroup", default=None)
     topic: str = text("topic")
 
 
 @request(Code.QUERY_CONSUME_QUEUE)
 class QueryConsumeQueueRequest(TopicRequest):
-    """So many units of a queue from `offset` on."""
+    """The header of QUERY_CONSUME_QUEUE (321).
+
+    It asks for up to `count` units of a consume queue, from `offset` on.
+    """
 
     queue_id: int = int32("queueId")
     offset: int = int64("index")
@@ -465,7 +581,10 @@ class QueryConsumeQueueRequest(TopicRequest):
 
 @request(Code.VIEW_BROKER_STATS_DATA)
 class StatisticsRequest:
-    """One count by its name and what it is of: `topic`, `topic@group`, or a cluster."""
+    """The header of VIEW_BROKER_STATS_DATA (315), which asks for one statistic.
+
+    `name` is the name of the statistic. `key` is its subject: a topic, `topic@group`, or a cluster.
+    """
 
     name: str = text("statsName")
     key: str = text("statsKey")
@@ -473,21 +592,31 @@ class StatisticsRequest:
 
 @request(Code.GET_BROKER_CONSUME_STATS)
 class GetConsumeStatsOfBrokerRequest:
-    """Only the groups that read in order, or all."""
+    """The header of GET_BROKER_CONSUME_STATS (317).
+
+    With `ordered` the response contains only the groups that consume in order, else all groups.
+    """
 
     ordered: bool = boolean("isOrder", default=False)
 
 
 @request(Code.UPDATE_AND_GET_GROUP_FORBIDDEN)
 class GroupForbiddenRequest(TopicGroupRequest):
-    """Without `readable` it only asks."""
+    """The header of UPDATE_AND_GET_GROUP_FORBIDDEN (353).
+
+    `is_readable` permits or forbids the group to read the topic. If it is None, nothing changes,
+    and the response only reports the current state.
+    """
 
     is_readable: bool | None = boolean("readable", default=None)
 
 
 @request(Code.UPDATE_AND_CREATE_ACL_CONFIG)
 class UpdateAccountRequest:
-    """Create an account or change one. Lists are joined by commas."""
+    """The header of UPDATE_AND_CREATE_ACL_CONFIG (50), which creates or changes an account.
+
+    The items of a list are separated by commas.
+    """
 
     access_key: str = text("accessKey")
     secret_key: str | None = text("secretKey", default=None)
@@ -504,9 +633,13 @@ class DeleteAccountRequest:
     access_key: str = text("accessKey")
 
 
-@answer(Code.GET_BROKER_CLUSTER_ACL_INFO)
+@response(Code.GET_BROKER_CLUSTER_ACL_INFO)
 class AccessVersionResponse:
-    """Versions are JSON texts: the main file's, and each file's by its path."""
+    """The header of the response to GET_BROKER_CLUSTER_ACL_INFO (52).
+
+    `version` is the data version of the main file as JSON. `all_versions` is a JSON object with the
+    data version of each file by its path.
+    """
 
     version: str = text("version")
     all_versions: str = text("allAclFileVersion")
@@ -517,16 +650,23 @@ class AccessVersionResponse:
 
 @request(Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG)
 class UpdateWhiteAddressesRequest:
-    """The new list, joined by commas, of the main file or of the one that is named."""
+    """The header of UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53).
+
+    `addresses` is the new list, separated by commas. `file` is the path of the file that is
+    changed; None means the main file.
+    """
 
     addresses: str = text("globalWhiteAddrs")
     file: str | None = text("aclFileFullPath", default=None)
 
 
-# ------------------------------------------------------------------------------- ours alone
+# ----------------------------------------------------------------------- requests of SluiceMQ
 @request(Code.SLUICE_LIST_DELAYED)
 class ListDelayedRequest:
-    """A page of what waits; `cursor` from the answer before, absent at first."""
+    """The header of SLUICE_LIST_DELAYED (900101), which asks for a page of delayed messages.
+
+    `cursor` is the cursor in the response with the previous page, None for the first page.
+    """
 
     topic: str | None = text("topic", default=None)
     key: str | None = text("key", default=None)
@@ -534,23 +674,32 @@ class ListDelayedRequest:
     count_max: int | None = int32("maxMsgNums", default=None)
 
 
-@answer(Code.SLUICE_LIST_DELAYED)
+@response(Code.SLUICE_LIST_DELAYED)
 class ListDelayedResponse:
-    """Without `cursor` there is no further page. The body lists the messages."""
+    """The header of the response to SLUICE_LIST_DELAYED (900101), whose body has the messages.
+
+    `cursor` is None on the last page.
+    """
 
     cursor: str | None = text("cursor", default=None)
 
 
 @request(Code.SLUICE_CANCEL_DELAYED)
 class CancelDelayedRequest:
-    """`handle` of a listed message."""
+    """The header of SLUICE_CANCEL_DELAYED (900102).
+
+    `handle` is the handle of a message that SLUICE_LIST_DELAYED (900101) returned.
+    """
 
     handle: str = text("handle")
 
 
 @request(Code.SLUICE_LIST_TRANSACTIONS)
 class ListTransactionsRequest:
-    """A page of what is undecided; `after` from the answer before, absent at first."""
+    """The header of SLUICE_LIST_TRANSACTIONS (900111), which asks for a page of open transactions.
+
+    `after` is the field `after` in the response with the previous page, None for the first page.
+    """
 
     group: str | None = text("producerGroup", default=None)
     topic: str | None = text("topic", default=None)
@@ -558,9 +707,12 @@ class ListTransactionsRequest:
     count_max: int | None = int32("maxMsgNums", default=None)
 
 
-@answer(Code.SLUICE_LIST_TRANSACTIONS)
+@response(Code.SLUICE_LIST_TRANSACTIONS)
 class ListTransactionsResponse:
-    """Without `after` there is no further page. The body lists them."""
+    """The header of the response to SLUICE_LIST_TRANSACTIONS (900111).
+
+    The body has the transactions. `after` is None on the last page.
+    """
 
     count: int = int32("count")
     after: int | None = int64("after", default=None)
@@ -568,7 +720,10 @@ class ListTransactionsResponse:
 
 @request(Code.SLUICE_RESOLVE_TRANSACTION)
 class ResolveTransactionRequest:
-    """`outcome` is 8 commit, 12 rollback."""
+    """The header of SLUICE_RESOLVE_TRANSACTION (900112).
+
+    `outcome` is 8 for commit and 12 for rollback.
+    """
 
     transaction_id: str = text("transactionId")
     outcome: int = int32("commitOrRollback")
@@ -576,8 +731,11 @@ class ResolveTransactionRequest:
 
 @request(Code.SLUICE_FILTERED_LAG)
 class FilteredLagRequest:
-    """Of one topic, or of all that the group reads; with an expression, as if the group
-    subscribed to it."""
+    """The header of SLUICE_FILTERED_LAG (900131).
+
+    `topic` None means all topics that the group reads. If `expression` is given, the broker counts
+    as if the group had subscribed to it.
+    """
 
     group: str = text("consumerGroup")
     topic: str | None = text("topic", default=None)
@@ -587,8 +745,12 @@ class FilteredLagRequest:
 
 @request(Code.SLUICE_TRY_FILTER)
 class TryFilterRequest(TopicRequest):
-    """Messages stored from `begin_ms` to `end_ms`, at most `count_max` of them, the newest
-    of each queue; beside the filter of a group, when one is named."""
+    """The header of SLUICE_TRY_FILTER (900132), which tries an expression on stored messages.
+
+    The broker tries it on messages that were stored from `begin_ms` to `end_ms`: on at most
+    `count_max`, the newest of each queue. If `group` is given, the broker compares the expression
+    with the filter of that group.
+    """
 
     expression: str = text("subscription")
     kind: str | None = text("expressionType", default=None)
@@ -598,69 +760,12 @@ class TryFilterRequest(TopicRequest):
     count_max: int | None = int32("maxMsgNums", default=None)
 
 
-@request(Code.SLUICE_COMMIT_EPOCH)
-class CommitEpochRequest:
-    """`step` is `prepare` (check what is staged and make it safe) or `commit`; `topics` are those
-    that the staged messages go to, separated by commas: access rules look at them."""
-
-    query: str = text("query")
-    epoch: int = int64("epoch")
-    step: str = text("step")
-    topics: str = text("topics", default="")
-
-
-@answer(Code.SLUICE_COMMIT_EPOCH)
-class CommitEpochResponse:
-    """`state` is one of checking, checked, publishing, published; the counts are of this broker's
-    messages of the epoch. The body holds what was decided once that is safe."""
-
-    state: str = text("state")
-    broker: str = text("brokerName")
-    messages: int = int64("messages", default=0)
-    published: int = int64("published", default=0)
-    staging_topic: str = text("stagingTopic")
-    staging_queues: int = int32("stagingQueues")
-
-
 # ----------------------------------------------------------------- name server (spec/namesrv.md)
 @request(Code.GET_ROUTEINFO_BY_TOPIC)
 class GetRouteRequest(TopicRequest):
     standard_json_only: bool | None = boolean("acceptStandardJsonOnly", default=None)
     zone_mode: str | None = text("__ZONE_MODE", default=None)
     zone: str | None = text("__ZONE_NAME", default=None)
-
-
-@request(Code.UNREGISTER_BROKER, Code.QUERY_DATA_VERSION)
-class BrokerRequest:
-    broker: str = text("brokerName")
-    address: str = text("brokerAddr")
-    cluster: str = text("clusterName")
-    broker_id: int = int64("brokerId")
-
-
-@request(Code.REGISTER_BROKER)
-class RegisterBrokerRequest(BrokerRequest):
-    """`body_crc32` is 0 when there is nothing to check."""
-
-    ha_address: str = text("haServerAddr")
-    heartbeat_timeout_ms: int | None = int64("heartbeatTimeoutMillis", default=None)
-    acting_master_enable: bool | None = boolean("enableActingMaster", default=None)
-    compressed: bool = boolean("compressed", default=False)
-    body_crc32: int = int32("bodyCrc32", default=0)
-    zone: str | None = text("__ZONE_NAME", default=None)
-
-
-@answer(Code.REGISTER_BROKER)
-class RegisterBrokerResponse:
-    """Both are set for a slave whose master lives."""
-
-    ha_address: str | None = text("haServerAddr", default=None)
-    master_address: str | None = text("masterAddr", default=None)
-
-
-@answer(Code.QUERY_DATA_VERSION)
-class QueryDataVersionResponse:
-    changed: bool = boolean("changed")
 
 
 @request(Code.DELETE_TOPIC_IN_NAMESRV)
@@ -673,7 +778,7 @@ class GetTopicsByClusterRequest:
     cluster: str = text("cluster")
 
 
-@answer(Code.GET_KV_CONFIG)
+@response(Code.GET_KV_CONFIG)
 class GetKvResponse:
     value: str | None = text("value", default=None)
 
@@ -691,18 +796,3 @@ class KvRequest(GetKvListRequest):
 @request(Code.PUT_KV_CONFIG)
 class PutKvRequest(KvRequest):
     value: str = text("value")
-
-
-@request(Code.WIPE_WRITE_PERM_OF_BROKER, Code.ADD_WRITE_PERM_OF_BROKER)
-class WritePermissionRequest:
-    broker: str = text("brokerName")
-
-
-@answer(Code.WIPE_WRITE_PERM_OF_BROKER)
-class WritePermissionWipedResponse:
-    topic_count: int = int32("wipeTopicCount")
-
-
-@answer(Code.ADD_WRITE_PERM_OF_BROKER)
-class WritePermissionAddedResponse:
-    topic_count: int = int32("addTopicCount")

@@ -1,37 +1,40 @@
-"""HPACK (RFC 7541): header lists of HTTP/2 to bytes and back, without I/O.
+"""HPACK, the encoding of HTTP/2 header fields (RFC 7541). Nothing here does I/O.
 
-A field stands in a block in one of these forms, told by its first bits:
+The first bits of a field in a header block determine its representation (RFC 7541 §6):
 
-    1       an entry of the tables, by number
-    01      a name (by number or text) and a value, which become the newest entry of the table
-    0000    a name and a value, kept nowhere; 0001 the same, and nobody may ever keep it
-    001     the table's new size
+    1       indexed field: an entry of the static or dynamic table
+    01      literal field with incremental indexing: it becomes the newest dynamic entry
+    0000    literal field without indexing; 0001 is a literal field that must never be indexed
+    001     dynamic table size update
 
-Numbers below 62 are entries of the static table, those above of the connection's own, the newest
-first. Texts may be written in a Huffman code. It is canonical: of all symbols sorted by the length
-of their code and then by value each has the next code, so the lengths alone say it. It is read a
-byte at a time: `(where in the code's tree, byte) -> (symbols, where then)`, worked out when first
-needed.
+Indexes below 62 are entries of the static table. Larger ones are entries of the connection's
+dynamic table, the newest first. The name of a literal field is an index or a string.
 
-Our own headers are few and small: what is written uses neither the table nor the code, so nothing
-has to be remembered for a client.
+Strings may be Huffman coded. The code is canonical: if the symbols are sorted by the length of
+their code and then by value, their codes are consecutive. Therefore the lengths alone define the
+code (HUFFMAN_CODE_LENGTHS). The decoder takes one byte at a time. Its table maps (node of the code
+tree, byte) to (symbols, next node). An entry of that table is computed when it is first needed.
+
+The header lists that SluiceMQ encodes are few and small. They use neither the dynamic table nor the
+Huffman code, so an encoder has no state.
 """
 
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Final
 
-from sluicemq.wire.http2 import Code, Http2Error
+from sluicemq.wire.http2 import ErrorCode, Http2Error
 
-TABLE_BYTES_MAX: Final = 4096
-"""Of a connection's table: what both sides assume when nobody says anything."""
-LIST_BYTES_MAX: Final = 64 * 1024
-"""Of the fields of one request. Java's proxy takes 8 KiB."""
-ENTRY_BYTES: Final = 32
-"""What an entry counts beside its texts."""
+DYNAMIC_TABLE_BYTES_MAX: Final = 4096
+"""The size of the dynamic table, as RFC 7541 counts it: the default of
+SETTINGS_HEADER_TABLE_SIZE."""
+HEADER_LIST_BYTES_MAX: Final = 64 * 1024
+"""The largest header list of one request, as RFC 9113 counts it. Java's proxy accepts 8 KiB."""
+ENTRY_OVERHEAD_BYTES: Final = 32
+"""The bytes that a table entry counts in addition to its name and value (RFC 7541 §4.1)."""
 RESIZES_MAX: Final = 2
-"""A block begins with at most two new sizes of the table (RFC 7541 §4.2): each may empty it."""
-NUMBER_MAX: Final = 1 << 30
+"""The most dynamic table size updates at the start of a block (RFC 7541 §4.2)."""
+INTEGER_MAX: Final = 1 << 30
 CACHED_BYTES_MAX: Final = 256
 
 _NAMES: Final = (
@@ -45,47 +48,57 @@ _NAMES: Final = (
     "proxy-authenticate proxy-authorization range referer refresh retry-after server set-cookie "
     "strict-transport-security transfer-encoding user-agent vary via www-authenticate"
 )
-Field = tuple[str, str]
-STATIC: Final[tuple[Field, ...]] = (
-    ("", ""),  # they are counted from 1
+HeaderField = tuple[str, str]
+STATIC_TABLE: Final[tuple[HeaderField, ...]] = (
+    ("", ""),  # indexes begin at 1
     *((n, v.replace("+", " ")) for n, _, v in (word.partition("=") for word in _NAMES.split())),
 )
-_FIRST_OWN: Final = len(STATIC)
-_NUMBERS: Final = {field: number for number, field in enumerate(STATIC[1:], 1)}
-_NAME_NUMBERS: Final = {name: number for number, (name, _) in reversed([*enumerate(STATIC[1:], 1)])}
+_DYNAMIC_START: Final = len(STATIC_TABLE)
+_NUMBERS: Final = {field: number for number, field in enumerate(STATIC_TABLE[1:], 1)}
+_NAME_NUMBERS: Final = {
+    name: number for number, (name, _) in reversed([*enumerate(STATIC_TABLE[1:], 1)])
+}
 
-CODE_BITS: Final = (
+HUFFMAN_CODE_LENGTHS: Final = (
     "dnsssssssoussussssssssusssssssss6aacd68baa8b8666555666666678f6ca"
     "d67777777777777777777777878djde6f56565666577666567655677777fbeds"
     "kmkkmmmnmnnnnnonoomnonnnnlmnmnnomlkmmnnlnmmolmnnllmlnmnnkmmmnmmn"
     "qqkjmnmpqqqrrqopjlqrrqrollqqsrrrkoklmllnmmppooqnqrqqrrrrrsrrrrrq"
     "u"
 )
-"""The length of the code of each symbol, as a digit of base 36 (RFC 7541, appendix B)."""
-_END: Final = 256
-"""A symbol that marks the end of a text, and may not be in one."""
+"""For each symbol the length of its Huffman code in bits, as a digit of base 36 (RFC 7541,
+appendix B)."""
+_EOS: Final = 256
+"""The symbol that marks the end of a string. A string must not contain it."""
 _PADDING_BITS_MAX: Final = 7
 
 
-class _Steps(dict[int, tuple[bytes, int]]):
-    """How the code is read: node << 8 | byte -> symbols, the next node << 8."""
+class _HuffmanSteps(dict[int, tuple[bytes, int]]):
+    """The table of the Huffman decoder: (node << 8 | byte) to (symbols, next node << 8).
+
+    Entries are computed when they are first looked up.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._nodes: list[list[int]] = [[0, 0]]  # children; a symbol is the complement of itself
+        self._nodes: list[list[int]] = [[0, 0]]  # the two children of each node; ~symbol is a leaf
         code = length = 0
-        for bits, symbol in sorted((int(c, 36), n) for n, c in enumerate(CODE_BITS)):
+        for bits, symbol in sorted((int(c, 36), n) for n, c in enumerate(HUFFMAN_CODE_LENGTHS)):
             code <<= bits - length
             self._add(code, bits, symbol)
             code, length = code + 1, bits
         self.ends = {0}
-        """Where a text may end: the padding is the beginning of the end's code, all ones."""
+        """The nodes (<< 8) at which a string may end.
+
+        Padding consists of up to seven bits of the code of EOS, which are all ones.
+        """
         node = 0
         for _ in range(_PADDING_BITS_MAX):
             node = self._nodes[node][1]
             self.ends.add(node << 8)
 
     def _add(self, code: int, bits: int, symbol: int) -> None:
+        """Add a symbol, whose code has `bits` bits, to the tree."""
         node = 0
         for shift in range(bits - 1, 0, -1):
             children, bit = self._nodes[node], code >> shift & 1
@@ -96,11 +109,14 @@ class _Steps(dict[int, tuple[bytes, int]]):
         self._nodes[node][code & 1] = ~symbol
 
     def __missing__(self, key: int) -> tuple[bytes, int]:
+        """Compute and store an entry. Raises Http2Error if the byte completes the code of EOS."""
         node, symbols = key >> 8, bytearray()
         for shift in range(7, -1, -1):
             node = self._nodes[node][key >> shift & 1]
-            if node == ~_END:
-                raise Http2Error(Code.COMPRESSION_ERROR, "A header text has an end within.")
+            if node == ~_EOS:
+                raise Http2Error(
+                    ErrorCode.COMPRESSION_ERROR, "A header string contains the symbol EOS."
+                )
             if node < 0:
                 symbols.append(~node)
                 node = 0
@@ -108,40 +124,48 @@ class _Steps(dict[int, tuple[bytes, int]]):
         return found
 
 
-_steps: Final = cache(_Steps)
+_steps: Final = cache(_HuffmanSteps)
 
 
-def _decoded(data: bytes) -> str:
+def _huffman_decode(data: bytes) -> str:
+    """Decode a Huffman-coded string. Raises Http2Error if it is malformed."""
     steps, node, found = _steps(), 0, bytearray()
     for byte in data:
         symbols, node = steps[node | byte]
         found += symbols
     if node not in steps.ends:
-        raise Http2Error(Code.COMPRESSION_ERROR, "A header text ends within a symbol.")
+        raise Http2Error(ErrorCode.COMPRESSION_ERROR, "A header string ends within a symbol.")
     return found.decode("latin-1")
 
 
-_decoded_short: Final = lru_cache(4096)(_decoded)
-"""Of all connections: clients say the same again and again."""
+_huffman_decode_cached: Final = lru_cache(4096)(_huffman_decode)
+"""All connections share this cache, because clients send the same strings again and again."""
 
 
-class HeaderReader:
-    """Reads the header blocks of one connection, in the order in which they come."""
+class HeaderDecoder:
+    """Decodes the header blocks of one connection, in the order in which they arrive.
+
+    It contains the dynamic table of the connection.
+    """
 
     __slots__ = ("_entries", "_size", "_size_max", "list_bytes")
 
     def __init__(self) -> None:
-        self._entries: list[Field] = []  # the newest last
+        self._entries: list[HeaderField] = []  # the newest last
         self._size = 0
-        self._size_max = TABLE_BYTES_MAX
+        self._size_max = DYNAMIC_TABLE_BYTES_MAX
         self.list_bytes = 0
-        """What the fields of the last block count together."""
+        """The size of the last block's header list, as RFC 9113 counts it, in bytes."""
 
-    def read(self, block: bytes) -> dict[str, str]:
-        """The fields of a block; of several values of one name the last, as grpc-java takes it: a
-        Go client that tries again says all its metadata twice. HOT.
+    def decode(self, block: bytes) -> dict[str, str]:
+        """Return the header fields of a block by name.
 
-        Raises Http2Error: the table may be wrong from here on, so the connection has to end.
+        If several fields have one name, the last one counts, as in grpc-java: a Go client that
+        retries a call sends all its metadata twice. This runs for every request.
+
+        Raises Http2Error if the block is malformed, or if its header list exceeds
+        HEADER_LIST_BYTES_MAX. The dynamic table may be wrong afterwards, so the caller must close
+        the connection.
         """
         found: dict[str, str] = {}
         position, end, size, resizes = 0, len(block), 0, 0
@@ -149,66 +173,84 @@ class HeaderReader:
             while position < end:
                 byte = block[position]
                 if byte & 0x80:
-                    number, position = _number(block, position, 0x7F)
+                    number, position = _decode_integer(block, position, 0x7F)
                     name, value = self._entry(number)
                 elif byte & 0x60 == 0x20:
-                    number, position = _number(block, position, 0x1F)
+                    number, position = _decode_integer(block, position, 0x1F)
                     resizes += 1
                     self._resize(number, is_first=not found and resizes <= RESIZES_MAX)
                     continue
                 else:
-                    number, position = _number(block, position, 0x3F if byte & 0x40 else 0x0F)
+                    number, position = _decode_integer(
+                        block, position, 0x3F if byte & 0x40 else 0x0F
+                    )
                     if number:
                         name = self._entry(number)[0]
                     else:
-                        name, position = _text(block, position)
-                    value, position = _text(block, position)
+                        name, position = _decode_string(block, position)
+                    value, position = _decode_string(block, position)
                     if byte & 0x40:
-                        self._keep(name, value)
-                size += len(name) + len(value) + ENTRY_BYTES
-                if size > LIST_BYTES_MAX:
+                        self._insert(name, value)
+                size += len(name) + len(value) + ENTRY_OVERHEAD_BYTES
+                if size > HEADER_LIST_BYTES_MAX:
                     raise Http2Error(
-                        Code.ENHANCE_YOUR_CALM,
-                        f"The headers of a request are above the limit of {LIST_BYTES_MAX} bytes.",
+                        ErrorCode.ENHANCE_YOUR_CALM,
+                        "The headers of a request are above the limit of "
+                        f"{HEADER_LIST_BYTES_MAX} bytes.",
                     )
                 found[name] = value
         except IndexError:
-            raise Http2Error(Code.COMPRESSION_ERROR, "A header block is cut short.") from None
+            raise Http2Error(ErrorCode.COMPRESSION_ERROR, "A header block ends early.") from None
         self.list_bytes = size
         return found
 
-    def _entry(self, number: int) -> Field:
-        if 0 < number < _FIRST_OWN:
-            return STATIC[number]
-        place = number - _FIRST_OWN
+    def _entry(self, number: int) -> HeaderField:
+        """Return the entry of the tables with that index. Raises Http2Error if there is none."""
+        if 0 < number < _DYNAMIC_START:
+            return STATIC_TABLE[number]
+        place = number - _DYNAMIC_START
         if not 0 <= place < len(self._entries):
-            raise Http2Error(Code.COMPRESSION_ERROR, f"There is no header entry {number}.")
+            raise Http2Error(
+                ErrorCode.COMPRESSION_ERROR, f"The header tables have no entry {number}."
+            )
         return self._entries[-1 - place]
 
-    def _keep(self, name: str, value: str) -> None:
+    def _insert(self, name: str, value: str) -> None:
+        """Add the newest entry to the dynamic table."""
         self._entries.append((name, value))
-        self._size += len(name) + len(value) + ENTRY_BYTES
+        self._size += len(name) + len(value) + ENTRY_OVERHEAD_BYTES
         if self._size > self._size_max:
             self._evict()
 
     def _evict(self) -> None:
-        """The oldest go until the rest fits."""
+        """Remove the oldest entries until the dynamic table is not larger than its limit."""
         count = 0
         while self._size > self._size_max:
             name, value = self._entries[count]
-            self._size -= len(name) + len(value) + ENTRY_BYTES
+            self._size -= len(name) + len(value) + ENTRY_OVERHEAD_BYTES
             count += 1
         del self._entries[:count]
 
     def _resize(self, size: int, *, is_first: bool) -> None:
-        if size > TABLE_BYTES_MAX or not is_first:
-            raise Http2Error(Code.COMPRESSION_ERROR, f"A header table may not become {size} now.")
+        """Set the limit of the dynamic table to `size` bytes, and remove entries that exceed it.
+
+        Raises Http2Error if the size is too large, or if the update is not at the start of a block.
+        """
+        if size > DYNAMIC_TABLE_BYTES_MAX or not is_first:
+            raise Http2Error(
+                ErrorCode.COMPRESSION_ERROR,
+                f"The size update of the header table to {size} bytes is not allowed.",
+            )
         self._size_max = size
         self._evict()
 
 
-def _number(block: bytes, position: int, mask: int) -> tuple[int, int]:
-    """A number whose first bits are those of `mask` in this byte, and where it ends."""
+def _decode_integer(block: bytes, position: int, mask: int) -> tuple[int, int]:
+    """Decode an integer with a prefix (RFC 7541 §5.1). Return it and the position behind it.
+
+    `mask` are the bits of the first byte that belong to the prefix. Raises Http2Error if the
+    integer is above INTEGER_MAX, and IndexError if the block ends within it.
+    """
     number = block[position] & mask
     position += 1
     if number < mask:
@@ -218,48 +260,62 @@ def _number(block: bytes, position: int, mask: int) -> tuple[int, int]:
         byte = block[position]
         position += 1
         number += (byte & 0x7F) << shift
-        if number > NUMBER_MAX or shift > 28:
-            raise Http2Error(Code.COMPRESSION_ERROR, "A number in a header block is too large.")
+        if number > INTEGER_MAX or shift > 28:
+            raise Http2Error(
+                ErrorCode.COMPRESSION_ERROR, "An integer in a header block is too large."
+            )
         if byte < 0x80:
             return number, position
         shift += 7
 
 
-def _text(block: bytes, position: int) -> tuple[str, int]:
-    """A text and where it ends."""
+def _decode_string(block: bytes, position: int) -> tuple[str, int]:
+    """Decode a string (RFC 7541 §5.2). Return it and the position behind it.
+
+    Raises Http2Error if its Huffman code is malformed, and IndexError if the block ends within it.
+    """
     is_coded = block[position] & 0x80
-    size, position = _number(block, position, 0x7F)
+    size, position = _decode_integer(block, position, 0x7F)
     data = block[position : position + size]
     if len(data) < size:
         raise IndexError
     position += size
     if not is_coded:
         return data.decode("latin-1"), position
-    return (_decoded_short if size <= CACHED_BYTES_MAX else _decoded)(data), position
+    return (_huffman_decode_cached if size <= CACHED_BYTES_MAX else _huffman_decode)(data), position
 
 
 # ------------------------------------------------------------------------------------ writing
 
 
-def encode_headers(fields: Iterable[Field]) -> bytes:
-    """A block that needs no table: whole entries of the static one, all else as it is."""
+def encode_headers(fields: Iterable[HeaderField]) -> bytes:
+    """Encode a header block that does not use the dynamic table.
+
+    Fields and names in the static table are indexed. All others are literal strings, not Huffman
+    coded.
+    """
     parts = []
     for name, value in fields:
         if (number := _NUMBERS.get((name, value))) is not None:
-            parts.append(_encode_number(number, 0x7F, 0x80))
+            parts.append(_encode_integer(number, 0x7F, 0x80))
         elif (number := _NAME_NUMBERS.get(name)) is not None:
-            parts += (_encode_number(number, 0x0F, 0), _encode_text(value))
+            parts += (_encode_integer(number, 0x0F, 0), _encode_string(value))
         else:
-            parts += (b"\x00", _encode_text(name), _encode_text(value))
+            parts += (b"\x00", _encode_string(name), _encode_string(value))
     return b"".join(parts)
 
 
-def _encode_text(text: str) -> bytes:
+def _encode_string(text: str) -> bytes:
+    """Encode a string literally. Characters outside of Latin-1 become `?`."""
     data = text.encode("latin-1", "replace")
-    return _encode_number(len(data), 0x7F, 0) + data
+    return _encode_integer(len(data), 0x7F, 0) + data
 
 
-def _encode_number(number: int, mask: int, first: int) -> bytes:
+def _encode_integer(number: int, mask: int, first: int) -> bytes:
+    """Encode an integer with a prefix (RFC 7541 §5.1).
+
+    `mask` are the bits of the prefix. `first` are the other bits of the first byte.
+    """
     if number < mask:
         return bytes((first | number,))
     found, number = bytearray((first | mask,)), number - mask

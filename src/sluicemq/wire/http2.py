@@ -1,10 +1,10 @@
-"""Frames of HTTP/2 (RFC 9113), without I/O.
+"""Frames of HTTP/2 (RFC 9113). Nothing here does I/O.
 
-    | length 3 | kind 1 | flags 1 | stream 4 | payload |
+    | length 3 | type 1 | flags 1 | stream 4 | payload |
 
-A connection begins with the client's PREFACE and a SETTINGS frame of each side. Stream 0 is the
-connection itself; a client's streams have odd numbers that grow. What breaks a connection raises
-Http2Error with the code that its GOAWAY carries.
+A connection begins with the client's PREFACE and one SETTINGS frame from each side. Stream 0 is the
+connection itself. The streams of a client have odd, increasing numbers. An error that ends the
+connection raises Http2Error, with the error code for the GOAWAY frame.
 """
 
 import struct
@@ -15,16 +15,17 @@ from typing import Final
 from sluicemq.errors import ProtocolError
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEAD_BYTES: Final = 9
+FRAME_HEADER_BYTES: Final = 9
 FRAME_BYTES_MAX: Final = 16_384
-"""Of a payload, unless the receiver has said that it takes more; we say nothing."""
+"""The largest payload, unless the receiver allows more in its SETTINGS. SluiceMQ never does."""
 FRAME_BYTES_LIMIT: Final = (1 << 24) - 1
+"""The largest value of the setting MAX_FRAME_SIZE."""
 WINDOW_BYTES: Final = 65_535
-"""Of each stream and of the connection, until their receiver grants more."""
+"""The initial flow-control window of each stream and of the connection."""
 WINDOW_BYTES_MAX: Final = (1 << 31) - 1
 STREAM_MAX: Final = (1 << 31) - 1
 
-# Kinds. Plain numbers: each frame is looked at.
+# Frame types. They are plain integers because they are compared for every frame.
 DATA: Final = 0
 HEADERS: Final = 1
 PRIORITY: Final = 2
@@ -44,8 +45,8 @@ PADDED: Final = 0x8
 HAS_PRIORITY: Final = 0x20
 
 
-class Code(IntEnum):
-    """Why a stream or a connection ends (RFC 9113 §7)."""
+class ErrorCode(IntEnum):
+    """An error code: why a stream or a connection ends (RFC 9113 §7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -64,7 +65,7 @@ class Code(IntEnum):
 
 
 class Setting(IntEnum):
-    """What a side says of itself (RFC 9113 §6.5.2)."""
+    """The identifier of a setting in a SETTINGS frame (RFC 9113 §6.5.2)."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -75,16 +76,16 @@ class Setting(IntEnum):
 
 
 class Http2Error(ProtocolError):
-    """The connection has to end; `code` says to the other side why.
+    """The connection must be closed; `code` tells the peer the reason.
 
-    When: what arrives at a proxy's port is not HTTP/2, or breaks its rules or limits.
-    Then: the connection is closed; calls under way on it are not answered.
-    Fix: clients of the remoting protocol use the ports of name server and broker.
+    When: the bytes that arrive at a proxy's port are not HTTP/2, or violate its rules or limits.
+    Then: the connection is closed; calls in progress on it get no response.
+    Fix: connect clients of the remoting protocol to the ports of name server and broker.
 
         A frame of 20000 bytes is above the limit of 16384.
     """
 
-    def __init__(self, code: Code, text: str) -> None:
+    def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(text)
         self.code = code
 
@@ -93,72 +94,91 @@ _HEAD: Final = struct.Struct(">IBI")
 _PAIR: Final = struct.Struct(">HI")
 _NUMBER: Final = struct.Struct(">I")
 _GOAWAY: Final = struct.Struct(">II")
-unpack_head: Final = _HEAD.unpack_from
-"""(data, position) -> length << 8 | kind, flags, stream."""
+unpack_frame_header: Final = _HEAD.unpack_from
+"""A function (data, position) that returns (length << 8 | type, flags, stream)."""
 
 
-def head(length: int, kind: int, flags: int, stream: int) -> bytes:
-    """The nine bytes before a payload of that length. HOT."""
+def encode_frame_header(length: int, kind: int, flags: int, stream: int) -> bytes:
+    """Encode the header, of nine bytes, of a frame with a payload of `length` bytes.
+
+    This runs for every frame sent.
+    """
     return _HEAD.pack(length << 8 | kind, flags, stream)
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A whole frame."""
+def encode_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Encode a whole frame."""
     return _HEAD.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
-def settings(values: Mapping[Setting, int]) -> bytes:
-    """A SETTINGS frame."""
-    return frame(SETTINGS, 0, 0, b"".join(_PAIR.pack(*item) for item in values.items()))
+def encode_settings(values: Mapping[Setting, int]) -> bytes:
+    """Encode a SETTINGS frame."""
+    return encode_frame(SETTINGS, 0, 0, b"".join(_PAIR.pack(*item) for item in values.items()))
 
 
 def read_settings(payload: bytes) -> dict[int, int]:
-    """What a SETTINGS frame says, unknown settings included. Raises Http2Error."""
+    """Return the settings in the payload of a SETTINGS frame, including unknown ones.
+
+    Raises Http2Error if the payload is malformed or a value is invalid.
+    """
     if len(payload) % _PAIR.size:
-        raise Http2Error(Code.FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes: not 6 each.")
+        raise Http2Error(
+            ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS has {len(payload)} bytes, not a multiple of 6."
+        )
     found = dict(_PAIR.iter_unpack(payload))
     if found.get(Setting.INITIAL_WINDOW_SIZE, 0) > WINDOW_BYTES_MAX:
-        raise Http2Error(Code.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE is above 2147483647.")
+        raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE is above 2147483647.")
     frame_bytes = found.get(Setting.MAX_FRAME_SIZE, FRAME_BYTES_MAX)
     if not FRAME_BYTES_MAX <= frame_bytes <= FRAME_BYTES_LIMIT:
         raise Http2Error(
-            Code.PROTOCOL_ERROR, f"MAX_FRAME_SIZE is {frame_bytes}: it is 16384 to 16777215."
+            ErrorCode.PROTOCOL_ERROR,
+            f"MAX_FRAME_SIZE is {frame_bytes}; it must be 16384 to 16777215.",
         )
     if found.get(Setting.ENABLE_PUSH, 0) > 1:
-        raise Http2Error(Code.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1.")
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1.")
     return found
 
 
-def window_update(stream: int, more: int) -> bytes:
-    """The receiver takes so many bytes more."""
-    return frame(WINDOW_UPDATE, 0, stream, _NUMBER.pack(more))
+def encode_window_update(stream: int, more: int) -> bytes:
+    """Encode a WINDOW_UPDATE frame that enlarges the window of a stream by `more` bytes."""
+    return encode_frame(WINDOW_UPDATE, 0, stream, _NUMBER.pack(more))
 
 
-def reset(stream: int, code: Code) -> bytes:
-    """A stream ends at once."""
-    return frame(RST_STREAM, 0, stream, _NUMBER.pack(code))
+def encode_rst_stream(stream: int, code: ErrorCode) -> bytes:
+    """Encode a RST_STREAM frame, which ends a stream immediately."""
+    return encode_frame(RST_STREAM, 0, stream, _NUMBER.pack(code))
 
 
-def goaway(last_stream: int, code: Code, text: str = "") -> bytes:
-    """No stream after `last_stream` is served."""
-    return frame(GOAWAY, 0, 0, _GOAWAY.pack(last_stream, code) + text.encode())
+def encode_goaway(last_stream: int, code: ErrorCode, text: str = "") -> bytes:
+    """Encode a GOAWAY frame: no stream after `last_stream` is processed."""
+    return encode_frame(GOAWAY, 0, 0, _GOAWAY.pack(last_stream, code) + text.encode())
 
 
-def read_number(payload: bytes, what: str) -> int:
-    """The payload of WINDOW_UPDATE or RST_STREAM, without its reserved bit. Raises Http2Error."""
+def read_integer(payload: bytes, what: str) -> int:
+    """Return the integer in the payload of a WINDOW_UPDATE or RST_STREAM frame.
+
+    `what` is the name of the frame's type. The reserved bit of a WINDOW_UPDATE is cleared. Raises
+    Http2Error if the payload does not have four bytes.
+    """
     if len(payload) != _NUMBER.size:
-        raise Http2Error(Code.FRAME_SIZE_ERROR, f"{what} of {len(payload)} bytes: it has 4.")
+        raise Http2Error(
+            ErrorCode.FRAME_SIZE_ERROR, f"{what} has {len(payload)} bytes; it must have 4."
+        )
     number: int = _NUMBER.unpack(payload)[0]
     return number if what == "RST_STREAM" else number & WINDOW_BYTES_MAX
 
 
-def unpadded(flags: int, payload: bytes, *, priority: bool = False) -> bytes:
-    """What a DATA or HEADERS frame carries, without padding and priority. Raises Http2Error."""
+def remove_padding(flags: int, payload: bytes, *, priority: bool = False) -> bytes:
+    """Return the payload of a DATA or HEADERS frame without padding and priority fields.
+
+    `priority` is True for HEADERS frames, which may have priority fields. Raises Http2Error if the
+    padding is longer than the payload.
+    """
     start, end = 0, len(payload)
     if flags & PADDED:
         start, end = 1, end - (payload[0] if payload else 0)
     if priority and flags & HAS_PRIORITY:
         start += 5
     if start > end:
-        raise Http2Error(Code.PROTOCOL_ERROR, "A frame has more padding than payload.")
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "A frame has more padding than payload.")
     return payload[start:end]

@@ -1,15 +1,15 @@
-"""What POP says: handles, the records of what is in flight (spec/delivery.md §7), headers.
+"""The data of POP consuming (spec/delivery.md §7): receipt handles, stored records and headers.
 
-    Handle            by which a client names a message that it holds; a text, opaque to it
-    Checkpoint        which messages one pop has given away, and until when: tag `ck`
-    Acknowledgement   which of them are done: tag `ack` for one, `bAck` for several
-    PopAck            the same as a client asks for it, many in one request
+    ReceiptHandle     the string by which a client acknowledges a popped message; opaque to clients
+    Checkpoint        which messages one pop took, and until when they are invisible: tag `ck`
+    Acknowledgement   which of them are acknowledged: tag `ack` for one, `bAck` for several
+    PopAck            an acknowledgement in a request of a client, which may contain many
 
-Checkpoint and acknowledgement are the bodies of messages in the revive topic, JSON as RocketMQ
-writes it: names sorted, offsets of messages as differences to the first. A checkpoint is known by
-its `key`; an acknowledgement means the one whose key it has. Reading follows Java: unknown fields
-are ignored, absent ones are 0, an acknowledgement may have the long names, and old checkpoints
-without differences mean messages that follow one another.
+A checkpoint and an acknowledgement are stored as messages in the revive topic. Their bodies are the
+same JSON as RocketMQ's: names are sorted, and offsets are differences to the first offset. An
+acknowledgement belongs to the checkpoint with the same `key`. Decoding is as tolerant as Java's:
+unknown fields are ignored, and absent ones are 0. An acknowledgement may have long field names. An
+old checkpoint without differences means consecutive messages.
 """
 
 import re
@@ -22,7 +22,7 @@ from sluicemq.errors import ProtocolError
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import (
-    Data,
+    JsonData,
     as_integer,
     as_object,
     boolean,
@@ -34,14 +34,15 @@ from sluicemq.wire.declare import (
     take_text,
     text,
 )
-from sluicemq.wire.headers import answer, request
+from sluicemq.wire.headers import request, response
 
 CHECKPOINT: Final = "ck"
 ACKNOWLEDGEMENT: Final = "ack"
 ACKNOWLEDGEMENTS: Final = "bAck"
-NONE: Final = -1
+NO_OFFSET: Final = -1
+"""The value of an offset or position that is absent."""
 ORDERED: Final = 999
-"""In the place of a revive queue: messages in order, which have no checkpoint."""
+"""The revive queue id of messages that are consumed in order. They have no checkpoint."""
 _SEPARATOR: Final = " "
 _HANDLE_FIELDS_MIN: Final = 7
 _BROKER: Final = 5
@@ -49,15 +50,20 @@ _MESSAGES_MAX: Final = 127  # the count is a signed byte in Java
 _KINDS: Final = ("0", "1", "2")
 _BYTE_WITH_BITS: Final = re.compile(rb"[^\0]")
 
-Key = tuple[str, str, int, int, int, str]
-"""Topic, group, queue id, first offset, time of the pop (ms), broker."""
+PopKey = tuple[str, str, int, int, int, str]
+"""What identifies one pop of one queue.
+
+Its items are topic, group, queue id, first offset, time of the pop (ms since 1970) and broker name.
+"""
 
 
-class Handle(NamedTuple):
-    """Which message, and which pop gave it away.
+class ReceiptHandle(NamedTuple):
+    """Identifies a popped message, and the pop that took it.
 
-    `kind` says of which topic: `model.topic.pop_kind`. `offset` is that of the message in its
-    queue, NONE in the short form; `physical_offset`, its place in the log, is what a proxy adds.
+    `kind` tells whether the message is in the topic itself or in a retry topic; see
+    `model.topic.pop_kind`. `offset` is the offset of the message in its queue, NO_OFFSET in a
+    handle for all messages of the pop. `physical_offset` is the position of the message in the
+    commit log, which only the proxy adds.
     """
 
     start_offset: int
@@ -67,17 +73,20 @@ class Handle(NamedTuple):
     kind: int
     broker: str
     queue_id: int
-    offset: int = NONE
-    physical_offset: int = NONE
+    offset: int = NO_OFFSET
+    physical_offset: int = NO_OFFSET
 
-    def text(self) -> str:
-        """Its fields between blanks, without those at the end that are NONE."""
-        fields = self if self.physical_offset != NONE else self[:-1]
-        return _SEPARATOR.join(map(str, fields if self.offset != NONE else fields[:-1]))
+    def encode(self) -> str:
+        """Return the handle as a string: its fields separated by blanks.
+
+        Trailing fields that are NO_OFFSET are left out.
+        """
+        fields = self if self.physical_offset != NO_OFFSET else self[:-1]
+        return _SEPARATOR.join(map(str, fields if self.offset != NO_OFFSET else fields[:-1]))
 
     @classmethod
-    def parse(cls, text: str) -> "Handle":
-        """The inverse. Raises ProtocolError."""
+    def parse(cls, text: str) -> "ReceiptHandle":
+        """Return the handle that a string contains. Raises ProtocolError if it is malformed."""
         parts = text.split(_SEPARATOR)
         fields: list[Any] = parts[: len(cls._fields)]
         try:
@@ -86,25 +95,29 @@ class Handle(NamedTuple):
             fields = []
         if len(fields) < _HANDLE_FIELDS_MIN or not fields[_BROKER]:
             raise ProtocolError(
-                f"{text!r} is no handle of a popped message.",
-                fix="It has seven to nine fields between blanks; give back what the pop gave.",
+                f"{text!r} is not the receipt handle of a popped message.",
+                fix="Pass the handle unchanged: it has seven to nine fields separated by blanks.",
             )
         return cls(*fields)
 
     @property
     def deadline_ms(self) -> int:
-        """When the message is given again, unless it is acknowledged."""
+        """When the message becomes visible again unless it is acknowledged, in ms since 1970."""
         return self.pop_ms + self.invisible_ms
 
     @property
     def is_ordered(self) -> bool:
+        """Whether the message is consumed in order."""
         return self.revive_queue == ORDERED
 
 
 class Checkpoint(NamedTuple):
-    """The messages of one queue that one pop has given away. `start_offset` is not above the first
-    of `offsets`. `revive_queue` is where the record stands, not part of it. `is_suspended`: when
-    they come again, that is no further attempt (since release 5.5)."""
+    """The messages that one pop took from one queue.
+
+    `start_offset` is at most the first of `offsets`. `revive_queue` is the queue of the revive
+    topic in which the record is stored; the record does not contain it. If `is_suspended`, the next
+    delivery does not count as another attempt (since RocketMQ 5.5).
+    """
 
     topic: str
     group: str
@@ -118,12 +131,13 @@ class Checkpoint(NamedTuple):
     is_suspended: bool = False
 
     @property
-    def key(self) -> Key:
+    def key(self) -> PopKey:
+        """The key that the acknowledgements of these messages have."""
         return self.topic, self.group, self.queue_id, self.start_offset, self.pop_ms, self.broker
 
     @property
     def deadline_ms(self) -> int:
-        """When the messages are given again, unless they are acknowledged."""
+        """When the messages become visible again unless acknowledged, in ms since 1970."""
         return self.pop_ms + self.invisible_ms
 
     @property
@@ -131,26 +145,32 @@ class Checkpoint(NamedTuple):
         """The message id of its record."""
         return _unique_id(self.key, self.start_offset, CHECKPOINT)
 
-    def values(self) -> dict[str, Any]:
-        """As a JSON object."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the checkpoint as a JSON object."""
         return {
-            "bm": 0, "n": len(self.offsets), "ro": 0, "reviveTime": self.deadline_ms,
+            "bm": 0,
+            "n": len(self.offsets),
+            "ro": 0,
+            "reviveTime": self.deadline_ms,
             "d": [offset - self.start_offset for offset in self.offsets],
-            "it": self.invisible_ms, **_key_objects(self.key),
+            "it": self.invisible_ms,
+            **_key_to_json(self.key),
             **({"sp": True} if self.is_suspended else {}),
-        }  # fmt: skip
+        }
 
-    def body(self) -> bytes:
-        """Of its record."""
-        return fastjson.dumps(self.values())
+    def encode(self) -> bytes:
+        """Return the body of its record."""
+        return fastjson.dumps(self.to_json())
 
     @classmethod
-    def of(cls, values: Mapping[Any, Any], revive_queue: int, broker: str) -> "Checkpoint":
-        """From a JSON object; `broker` is whose it is when it does not say. Raises ProtocolError.
+    def from_json(cls, values: Mapping[Any, Any], revive_queue: int, broker: str) -> "Checkpoint":
+        """Return the checkpoint that a JSON object contains. Raises ProtocolError.
 
-        Messages that its bits call done are left out: a broker that buffers may write some.
+        `broker` is the broker name of a checkpoint that does not contain one. Messages whose bit in
+        `bm` is set are acknowledged, and are left out. Brokers that buffer acknowledgements write
+        such checkpoints.
         """
-        topic, group, queue_id, start, pop_ms, broker = _key_of(values, broker)
+        topic, group, queue_id, start, pop_ms, broker = _read_key(values, broker)
         differences = take_list(values, "d")
         count = min(take_integer(values, "n"), _MESSAGES_MAX)
         done = take_integer(values, "bm")
@@ -161,117 +181,155 @@ class Checkpoint(NamedTuple):
         )
         invisible_ms = take_integer(values, "it")
         return cls(
-            topic, group, queue_id, broker, start, pop_ms, invisible_ms, offsets, revive_queue,
-            values.get("sp") is True,
-        )  # fmt: skip
+            topic=topic,
+            group=group,
+            queue_id=queue_id,
+            broker=broker,
+            start_offset=start,
+            pop_ms=pop_ms,
+            invisible_ms=invisible_ms,
+            offsets=offsets,
+            revive_queue=revive_queue,
+            is_suspended=values.get("sp") is True,
+        )
 
 
 class Acknowledgement(NamedTuple):
-    """Messages of the checkpoint with this key that are done."""
+    """The acknowledgement of some messages of the checkpoint that has the same key."""
 
-    key: Key
+    key: PopKey
     offsets: tuple[int, ...]
 
     @property
     def tag(self) -> str:
+        """The tag of its record: ACKNOWLEDGEMENT for one message, ACKNOWLEDGEMENTS for several."""
         return ACKNOWLEDGEMENT if len(self.offsets) == 1 else ACKNOWLEDGEMENTS
 
     @property
-    def _named_offset(self) -> int:
-        """The one in the place where a single one stands."""
-        return self.offsets[0] if len(self.offsets) == 1 else NONE
+    def _single_offset(self) -> int:
+        """The offset of the only acknowledged message, NO_OFFSET if there are several."""
+        return self.offsets[0] if len(self.offsets) == 1 else NO_OFFSET
 
     @property
     def unique_id(self) -> str:
         """The message id of its record."""
-        return _unique_id(self.key, self._named_offset, ACKNOWLEDGEMENT)
+        return _unique_id(self.key, self._single_offset, ACKNOWLEDGEMENT)
 
-    def body(self) -> bytes:
-        """Of its record."""
-        values = {"ao": self._named_offset, **_key_objects(self.key)}
+    def encode(self) -> bytes:
+        """Return the body of its record."""
+        values = {"ao": self._single_offset, **_key_to_json(self.key)}
         if len(self.offsets) != 1:
             values["aol"] = list(self.offsets)
         return fastjson.dumps(values)
 
 
-def decode_checkpoint(data: Data, revive_queue: int, broker: str) -> Checkpoint:
-    """The body of a record that stands in a revive queue, written by `broker` when it does not say
-    whose it is. Raises ProtocolError."""
-    return Checkpoint.of(load_object(data, "checkpoint"), revive_queue, broker)
+def decode_checkpoint(data: JsonData, revive_queue: int, broker: str) -> Checkpoint:
+    """Decode the body of a checkpoint record. Raises ProtocolError.
+
+    `revive_queue` is the queue that the record was read from. `broker` is the broker name of a
+    checkpoint that does not contain one.
+    """
+    return Checkpoint.from_json(load_object(data, "checkpoint"), revive_queue, broker)
 
 
-def decode_acknowledgement(data: Data, broker: str) -> Acknowledgement:
-    """The same of an acknowledgement, of either tag. Raises ProtocolError."""
-    values = _shortened(load_object(data, "acknowledgement"))
+def decode_acknowledgement(data: JsonData, broker: str) -> Acknowledgement:
+    """Decode the body of an acknowledgement record with either tag. Raises ProtocolError.
+
+    `broker` is the broker name of an acknowledgement that does not contain one.
+    """
+    values = _with_short_names(load_object(data, "acknowledgement"))
     several = take_list(values, "aol")
     offsets = several if "aol" in values else [take_integer(values, "ao")]
     return Acknowledgement(
-        _key_of(values, broker), tuple(as_integer(offset, "aol") for offset in offsets)
+        _read_key(values, broker), tuple(as_integer(offset, "aol") for offset in offsets)
     )
 
 
 _LONG_NAMES: Final = {
-    "ackOffset": "ao", "ackOffsetList": "aol", "bitSet": "b", "brokerName": "bn",
-    "consumerGroup": "c", "invisibleTime": "it", "popTime": "pt", "queueId": "q", "retry": "r",
-    "reviveQueueId": "rq", "startOffset": "so", "topic": "t",
-}  # fmt: skip
+    "ackOffset": "ao",
+    "ackOffsetList": "aol",
+    "bitSet": "b",
+    "brokerName": "bn",
+    "consumerGroup": "c",
+    "invisibleTime": "it",
+    "popTime": "pt",
+    "queueId": "q",
+    "retry": "r",
+    "reviveQueueId": "rq",
+    "startOffset": "so",
+    "topic": "t",
+}
+"""The short name for each long name of a field."""
 
 
-def _shortened(values: Mapping[Any, Any]) -> dict[Any, Any]:
-    """With the short names where it has the long ones."""
+def _with_short_names(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a JSON object with the short name of each field that has its long name."""
     found = {short: values[name] for name, short in _LONG_NAMES.items() if name in values}
     return {**values, **found}
 
 
-def _key_of(values: Mapping[Any, Any], broker: str) -> Key:
+def _read_key(values: Mapping[Any, Any], broker: str) -> PopKey:
+    """Return the key in a JSON object. `broker` is used if it has no broker name."""
     return (
-        take_text(values, "t"), take_text(values, "c"), take_integer(values, "q"),
-        take_integer(values, "so"), take_integer(values, "pt"), take_text(values, "bn") or broker,
-    )  # fmt: skip
+        take_text(values, "t"),
+        take_text(values, "c"),
+        take_integer(values, "q"),
+        take_integer(values, "so"),
+        take_integer(values, "pt"),
+        take_text(values, "bn") or broker,
+    )
 
 
-def _key_objects(key: Key) -> dict[str, Any]:
+def _key_to_json(key: PopKey) -> dict[str, Any]:
+    """Return the fields of a JSON object that are the key."""
     return dict(zip(("t", "c", "q", "so", "pt", "bn"), key, strict=True))
 
 
-def _unique_id(key: Key, offset: int, tag: str) -> str:
+def _unique_id(key: PopKey, offset: int, tag: str) -> str:
+    """Return the message id of the record with this key and tag."""
     topic, group, queue_id, _, pop_ms, broker = key
     return f"{topic}@{queue_id}@{offset}@{group}@{pop_ms}@{broker}@{tag}"
 
 
-# ------------------------------------------------------------------------- requests and answers
+# ------------------------------------------------------------------------ requests and responses
 
 
 class PopAck(NamedTuple):
-    """One of many acknowledgements in one request (200151): messages of one pop and queue. `topic`
-    is the consumer's, not that of retries; the handle has no offset."""
+    """One of the acknowledgements in a BATCH_ACK_MESSAGE (200151) request.
+
+    It acknowledges messages of one pop and queue. `topic` is the topic that the consumer subscribed
+    to, also for messages in the retry topic. The handle has no offset.
+    """
 
     group: str
     topic: str
-    handle: Handle
+    handle: ReceiptHandle
     offsets: tuple[int, ...]
 
 
-def decode_pop_acks(data: Data) -> list[PopAck]:
-    """The body of 200151. The offsets are bits, counted from the first offset of the checkpoint.
-    Raises ProtocolError."""
+def decode_pop_acks(data: JsonData) -> list[PopAck]:
+    """Decode the body of BATCH_ACK_MESSAGE (200151). Raises ProtocolError.
+
+    In the body the offsets are bits, counted from the first offset of the checkpoint.
+    """
     values = load_object(data, "batch of acknowledgements")
     broker = take_text(values, "brokerName")
     return [
-        _pop_ack(_shortened(as_object(one, "An acknowledgement")), broker)
+        _read_pop_ack(_with_short_names(as_object(one, "An acknowledgement")), broker)
         for one in take_list(values, "acks")
     ]
 
 
-def _pop_ack(values: Mapping[Any, Any], broker: str) -> PopAck:
+def _read_pop_ack(values: Mapping[Any, Any], broker: str) -> PopAck:
+    """Decode one acknowledgement of a body. Raises ProtocolError."""
     kind = take_text(values, "r")
     if kind not in _KINDS:
-        raise ProtocolError(f"An acknowledgement has the kind of topic {kind!r}, not 0, 1 or 2.")
+        raise ProtocolError(f"An acknowledgement has the topic kind {kind!r}, not 0, 1 or 2.")
     start = take_integer(values, "so")
     try:
         bits = b64decode(take_text(values, "b"), validate=True)
     except ValueError:
-        raise ProtocolError("The bits of an acknowledgement are not base64.") from None
+        raise ProtocolError("The bits of an acknowledgement are not valid base64.") from None
     offsets = tuple(
         start + 8 * found.start() + bit
         for found in islice(_BYTE_WITH_BITS.finditer(bits), _MESSAGES_MAX + 1)
@@ -280,48 +338,65 @@ def _pop_ack(values: Mapping[Any, Any], broker: str) -> PopAck:
     )
     if len(offsets) > _MESSAGES_MAX:
         raise ProtocolError(
-            f"An acknowledgement is of more than {_MESSAGES_MAX} messages, and no pop gives so "
-            "many of one queue."
+            f"An acknowledgement has more than {_MESSAGES_MAX} messages, the most that one pop can "
+            "take from one queue."
         )
-    handle = Handle(
-        start, take_integer(values, "pt"), take_integer(values, "it"), take_integer(values, "rq"),
-        int(kind), broker, take_integer(values, "q"),
-    )  # fmt: skip
+    handle = ReceiptHandle(
+        start_offset=start,
+        pop_ms=take_integer(values, "pt"),
+        invisible_ms=take_integer(values, "it"),
+        revive_queue=take_integer(values, "rq"),
+        kind=int(kind),
+        broker=broker,
+        queue_id=take_integer(values, "q"),
+    )
     return PopAck(take_text(values, "c"), take_text(values, "t"), handle, offsets)
 
 
 def encode_pop_acks(broker: str, acks: Iterable[PopAck]) -> bytes:
-    """The inverse. The offsets are not below the first one of their pop."""
-    return fastjson.dumps({"acks": [_pop_ack_object(ack) for ack in acks], "brokerName": broker})
+    """Encode the body of BATCH_ACK_MESSAGE (200151).
+
+    No offset of an acknowledgement may be below the `start_offset` of its handle.
+    """
+    return fastjson.dumps({"acks": [_pop_ack_to_json(ack) for ack in acks], "brokerName": broker})
 
 
-def _pop_ack_object(ack: PopAck) -> dict[str, Any]:
+def _pop_ack_to_json(ack: PopAck) -> dict[str, Any]:
+    """Return one acknowledgement as a JSON object."""
     handle, bits = ack.handle, 0
     for offset in ack.offsets:
         bits |= 1 << offset - handle.start_offset
     data = bits.to_bytes(-(-bits.bit_length() // 8), "little")
     return {
-        "b": b64encode(data).decode(), "c": ack.group, "it": handle.invisible_ms,
-        "pt": handle.pop_ms, "q": handle.queue_id, "r": str(handle.kind),
-        "rq": handle.revive_queue, "so": handle.start_offset, "t": ack.topic,
-    }  # fmt: skip
+        "b": b64encode(data).decode(),
+        "c": ack.group,
+        "it": handle.invisible_ms,
+        "pt": handle.pop_ms,
+        "q": handle.queue_id,
+        "r": str(handle.kind),
+        "rq": handle.revive_queue,
+        "so": handle.start_offset,
+        "t": ack.topic,
+    }
 
 
-def queue_info(entries: Iterable[tuple[int, object, object]]) -> str:
-    """One of the texts by which the answer to a pop tells what it is about: the kind of the topic,
-    the queue, and what holds for it. That is the offset at which the pop began, the offsets of its
-    messages with commas between them, or how often they were consumed before."""
+def encode_queue_info(entries: Iterable[tuple[int, object, object]]) -> str:
+    """Encode one of the `…_info` fields of `PopMessageResponse`.
+
+    Each entry is the kind of the topic, the queue and a value. The value is the first offset of the
+    pop, the offsets of its messages separated by commas, or the number of earlier deliveries.
+    """
     return ";".join(f"{kind} {queue} {value}" for kind, queue, value in entries)
 
 
 # ------------------------------------------------------------------------------------- headers
 #
-# As `headers.py` declares the others (spec/grpc.md §8). What release 5.5 has added is read as well:
-# `liteTopic` names a child of a topic of light ones, `suspend` is a change of the invisible time
-# that is no failed attempt.
+# Declared like those in `headers.py` (spec/grpc.md §8). Two fields were added in RocketMQ 5.5:
+# `liteTopic` is the child of a lite topic, and with `suspend` a change of the invisible time does
+# not count as a failed attempt.
 
-UNSET: Final = "not set any response code"
-"""The remark of the real broker's answers that have no other."""
+UNSET_REMARK: Final = "not set any response code"
+"""The remark of RocketMQ's responses to pops that have no other remark."""
 
 
 @request(Code.POLLING_INFO)
@@ -339,8 +414,11 @@ class PeekMessageRequest(PollingInfoRequest):
 
 @request(Code.POP_MESSAGE)
 class PopMessageRequest(PeekMessageRequest):
-    """`queue_id` below 0 is every queue; `born_time_ms` 0 is now; `init_mode` 0 begins with the
-    first message and 1 behind the last one, where the group has no offset."""
+    """The header of POP_MESSAGE (200050).
+
+    A `queue_id` below 0 means all queues. `born_time_ms` 0 means now. If the group has no committed
+    offset, `init_mode` 0 begins with the first message, and 1 behind the last one.
+    """
 
     invisible_ms: int = int64("invisibleTime")
     poll_ms: int = int64("pollTime")
@@ -352,10 +430,13 @@ class PopMessageRequest(PeekMessageRequest):
     attempt_id: str | None = text("attemptId", default=None)
 
 
-@answer(Code.POP_MESSAGE, Code.PEEK_MESSAGE)
+@response(Code.POP_MESSAGE, Code.PEEK_MESSAGE)
 class PopMessageResponse:
-    """Every answer has the numbers, also one that says what is wrong; the texts only where queues
-    were looked at."""
+    """The header of the responses to POP_MESSAGE (200050) and PEEK_MESSAGE (200052).
+
+    All responses have the integers, also those that report an error. Only responses to requests
+    that read queues have the `…_info` fields.
+    """
 
     pop_ms: int = int64("popTime", default=0)
     invisible_ms: int = int64("invisibleTime", default=0)
@@ -368,7 +449,10 @@ class PopMessageResponse:
 
 @request(Code.ACK_MESSAGE)
 class AckMessageRequest(PollingInfoRequest):
-    """`topic` is the one that the message is stored in, `handle` what its pop has given it."""
+    """The header of ACK_MESSAGE (200051).
+
+    `topic` is the topic in which the message is stored. `handle` is its receipt handle.
+    """
 
     handle: str = text("extraInfo")
     offset: int = int64("offset")
@@ -381,23 +465,26 @@ class ChangeInvisibleTimeRequest(AckMessageRequest):
     suspend: bool = boolean("suspend", default=False)
 
 
-@answer(Code.CHANGE_MESSAGE_INVISIBLETIME)
+@response(Code.CHANGE_MESSAGE_INVISIBLETIME)
 class ChangeInvisibleTimeResponse:
-    """What differs in the message's new handle."""
+    """The header of the response to CHANGE_MESSAGE_INVISIBLETIME (200053).
+
+    The message has a new receipt handle, which has these values and otherwise equals the old one.
+    """
 
     pop_ms: int = int64("popTime", default=0)
     invisible_ms: int = int64("invisibleTime", default=0)
     revive_queue: int = int32("reviveQid", default=0)
 
 
-@answer(Code.POLLING_INFO)
+@response(Code.POLLING_INFO)
 class PollingInfoResponse:
     count: int = int32("pollingNum", default=0)
 
 
 @request(Code.NOTIFICATION)
 class NotificationRequest(PollingInfoRequest):
-    """Is there something to pop?"""
+    """The header of NOTIFICATION (200054), which waits until there are messages to pop."""
 
     poll_ms: int = int64("pollTime")
     born_time_ms: int = int64("bornTime", default=0)
@@ -409,7 +496,10 @@ class NotificationRequest(PollingInfoRequest):
 
 @request(Code.SLUICE_IN_FLIGHT)
 class InFlightRequest:
-    """What a group has popped; None: of all topics, queues, offsets."""
+    """The header of SLUICE_IN_FLIGHT (900134), which lists the messages a group has in flight.
+
+    A field that is None does not restrict the list.
+    """
 
     group: str = text("consumerGroup")
     topic: str | None = text("topic", default=None)
@@ -418,7 +508,7 @@ class InFlightRequest:
     count_max: int | None = int32("maxMsgNums", default=None)
 
 
-@answer(Code.NOTIFICATION)
+@response(Code.NOTIFICATION)
 class NotificationResponse:
     has_messages: bool = boolean("hasMsg", default=False)
     is_full: bool = boolean("pollingFull", default=False)

@@ -1,17 +1,17 @@
-"""Body of REGISTER_BROKER (103), by which a broker registers with a name server: JSON or compressed
-(spec/namesrv.md §2).
+"""Requests about the registration of brokers at a name server, above all REGISTER_BROKER (103).
 
-The compressed form is a zlib stream; inside, integers have four bytes, big-endian:
+The body of REGISTER_BROKER is JSON, or compressed (spec/namesrv.md §2). The compressed form is a
+zlib stream. Its content has big-endian integers of four bytes:
 
     | size | data version JSON | topic count | (size | topic text) ... |
     | size | filter servers JSON | mapping count | (size | mapping JSON) ... |
 
-The mappings are present only from version 413 (V5_0_0) on; they are not decoded. A topic text is
-`name read write perm filterType attributesJson`, without sys flag and order.
+The mappings are present only from version 413 (V5_0_0) on. They are not decoded. A topic text is
+`name read write perm filterType attributesJson`; it has neither sys flag nor order.
 
-A broker may have a hundred thousand topics, so a name server decodes them in another thread.
-Nothing here runs for more than a few milliseconds without letting other threads run, not even the
-freeing of what was decoded.
+A broker may have 100,000 topics, so a name server decodes a registration in a separate thread.
+Nothing here holds the interpreter's lock for more than a few milliseconds, not even to free the
+topics of a registration that was refused.
 """
 
 import re
@@ -25,8 +25,20 @@ import orjson
 from sluicemq.errors import ProtocolError
 from sluicemq.model.topic import DataVersion, TopicConfig
 from sluicemq.wire import fastjson
-from sluicemq.wire.declare import FORMS, body, json, kind_of, load_object
+from sluicemq.wire.codes import RequestCode as Code
+from sluicemq.wire.declare import (
+    OBJECT_CODECS,
+    body,
+    boolean,
+    int32,
+    int64,
+    json_field,
+    load_object,
+    text,
+    value_codec,
+)
 from sluicemq.wire.frames import VERSION
+from sluicemq.wire.headers import request, response
 from sluicemq.wire.tables import (
     TopicTable,
     decode_data_version,
@@ -35,8 +47,9 @@ from sluicemq.wire.tables import (
 )
 
 BARE_VERSION_MAX: Final = 36
-"""Up to here (before V3_0_11) the body is the topic table alone."""
+"""The last version, before V3_0_11, whose body is only the topic table."""
 ZLIB_FIRST_BYTE: Final = 0x78
+"""The first byte of a zlib stream."""
 REGISTRATION_BYTES_MAX: Final = 32 * 1024 * 1024
 """The most bytes of a registration after decompression. A topic takes 40 to 200 bytes there, so a
 broker may have 150,000 topics with the longest names, and 500,000 with usual ones."""
@@ -49,43 +62,89 @@ DEFLATED_BYTES: Final = 16 * 1024
 ATTRIBUTES_BYTES_MAX: Final = 4096
 """The most characters of a topic's attributes in a compressed registration."""
 PLAIN_BYTES_MAX: Final = 1024 * 1024
-"""The most bytes of a registration in JSON beside its table of topics, and of the whole where that
-table is not laid out as Java's and our brokers write it."""
+"""The most bytes of a registration in JSON without its topic table. It is the limit for the whole
+registration if the table does not have the layout that the brokers of RocketMQ and SluiceMQ use."""
 FILTER_SERVERS_MAX: Final = 4096
-KNOWN_MAX: Final = 1000
-ASKED_EVERY: Final = 1024
-"""Topics of a registration that are decoded before it is asked whether it is still wanted."""
-ODD_VALUES_MAX: Final = 262_144
-"""The most JSON values of a registration beside its table of topics."""
+"""The most JSON values in the list of filter servers."""
+ATTRIBUTES_CACHED_MAX: Final = 1000
+TOPICS_PER_CHECK: Final = 1024
+"""The number of topics that are decoded between two calls of `is_wanted`."""
+OTHER_VALUES_MAX: Final = 262_144
+"""The most JSON values in a registration without its topic table."""
 _INTEGER: Final = struct.Struct(">i")
+
+
+@request(Code.UNREGISTER_BROKER, Code.QUERY_DATA_VERSION)
+class BrokerRequest:
+    broker: str = text("brokerName")
+    address: str = text("brokerAddr")
+    cluster: str = text("clusterName")
+    broker_id: int = int64("brokerId")
+
+
+@request(Code.REGISTER_BROKER)
+class RegisterBrokerRequest(BrokerRequest):
+    """The header of REGISTER_BROKER (103).
+
+    `body_crc32` 0 means that the name server does not check the body.
+    """
+
+    ha_address: str = text("haServerAddr")
+    heartbeat_timeout_ms: int | None = int64("heartbeatTimeoutMillis", default=None)
+    acting_master_enable: bool | None = boolean("enableActingMaster", default=None)
+    compressed: bool = boolean("compressed", default=False)
+    body_crc32: int = int32("bodyCrc32", default=0)
+    zone: str | None = text("__ZONE_NAME", default=None)
+
+
+@response(Code.REGISTER_BROKER)
+class RegisterBrokerResponse:
+    """The header of the response to REGISTER_BROKER (103).
+
+    Both addresses are those of the master. They are present if the broker is a slave whose master
+    is registered.
+    """
+
+    ha_address: str | None = text("haServerAddr", default=None)
+    master_address: str | None = text("masterAddr", default=None)
+
+
+@response(Code.QUERY_DATA_VERSION)
+class QueryDataVersionResponse:
+    changed: bool = boolean("changed")
 
 
 @body
 class RegisterBody:
-    """The body of REGISTER_BROKER (103): the topics of a broker and its filter servers. A SluiceMQ
-    broker has no filter servers."""
+    """The body of REGISTER_BROKER (103): the topics and the filter servers of a broker.
 
-    table: TopicTable = json("topicConfigSerializeWrapper", write=topic_table_object)
-    filter_servers: tuple[str, ...] = json("filterServerList", default=())
+    SluiceMQ's brokers have no filter servers.
+    """
+
+    table: TopicTable = json_field("topicConfigSerializeWrapper", write=topic_table_object)
+    filter_servers: tuple[str, ...] = json_field("filterServerList", default=())
 
 
 def encode_register_body(body: RegisterBody, *, compressed: bool = False) -> bytes:
-    """Encode the body of REGISTER_BROKER (103) for a request header of version 479, as JSON, or
-    compressed if `compressed` is set."""
+    """Encode the body of a REGISTER_BROKER (103) request whose header has version 479.
+
+    The result is JSON, or the compressed form if `compressed` is set.
+    """
     if not compressed:
-        return fastjson.dumps(FORMS[RegisterBody].write(body))
-    parts = [_sized(encode_data_version(body.table.data_version))]
+        return fastjson.dumps(OBJECT_CODECS[RegisterBody].write(body))
+    parts = [_with_size(encode_data_version(body.table.data_version))]
     parts.append(_INTEGER.pack(len(body.table.topics)))
     for topic in body.table.topics.values():
         numbers = f"{topic.read_queues} {topic.write_queues} {topic.perm}"
         text = f"{topic.name} {numbers} {topic.filter_type} ".encode()
-        parts.append(_sized(text + fastjson.dumps(dict(topic.attributes))))
-    parts.append(_sized(fastjson.dumps(list(body.filter_servers))))
+        parts.append(_with_size(text + fastjson.dumps(dict(topic.attributes))))
+    parts.append(_with_size(fastjson.dumps(list(body.filter_servers))))
     parts.append(_INTEGER.pack(0))  # mappings of static topics
     return zlib.compress(b"".join(parts), 9)
 
 
-def _sized(data: bytes) -> bytes:
+def _with_size(data: bytes) -> bytes:
+    """Return `data` behind its size."""
     return _INTEGER.pack(len(data)) + data
 
 
@@ -97,36 +156,37 @@ def decode_register_body(
     bytes_max: int = REGISTRATION_BYTES_MAX,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> RegisterBody:
-    """Decode the body of REGISTER_BROKER (103); an empty body has no topics.
+    """Decode the body of REGISTER_BROKER (103). An empty body has no topics.
 
-    `compressed` is the flag of the request. A body whose first byte is that of a zlib stream counts
-    as compressed, too, because the 5.x Java broker sets the flag to false even then
-    (spec/namesrv.md §2); JSON cannot begin with that byte. `version` is that of the request's
-    header; up to BARE_VERSION_MAX a body is never compressed. `bytes_max` limits the size in bytes,
-    after decompression. `is_wanted` is called now and then; decoding ends with an error when it
-    returns False. Raises ProtocolError.
+    `compressed` is the flag in the request. A body with the first byte of a zlib stream also counts
+    as compressed, because the 5.x Java broker sends such bodies with the flag false
+    (spec/namesrv.md §2). JSON cannot begin with that byte. `version` is the version in the header
+    of the request. Up to BARE_VERSION_MAX a body is never compressed. `bytes_max` limits the size
+    after decompression. `is_wanted` is called about once for every TOPICS_PER_CHECK topics.
 
-    No call here takes more than a few milliseconds without letting other threads run, so another
-    thread may decode 100,000 topics beside an event loop.
+    Raises ProtocolError if the body is invalid or exceeds a limit, or if `is_wanted` returns False.
+
+    The function lets other threads run every few milliseconds, so a thread can decode 100,000
+    topics while an event loop runs in another one.
     """
     if not data:
         return RegisterBody(TopicTable())
     if (compressed or data[0] == ZLIB_FIRST_BYTE) and version > BARE_VERSION_MAX:
         return _decode_compressed(data, bytes_max, is_wanted)
     if len(data) > bytes_max:
-        raise ProtocolError(f"The registration has {len(data)} bytes, the limit is {bytes_max}.")
+        raise ProtocolError(f"The registration has {len(data)} bytes; the limit is {bytes_max}.")
     data, topics = _cut_out_topics(bytes(data), is_wanted)
-    if len(data) > PLAIN_BYTES_MAX or fastjson.weigh(data).values > ODD_VALUES_MAX:
+    if len(data) > PLAIN_BYTES_MAX or fastjson.bound_counts(data).values > OTHER_VALUES_MAX:
         raise ProtocolError(
             f"The registration has {len(data)} bytes of JSON outside of its topic table; the limit "
-            f"is {PLAIN_BYTES_MAX} bytes and {ODD_VALUES_MAX} values. Write the table as plain "
+            f"is {PLAIN_BYTES_MAX} bytes and {OTHER_VALUES_MAX} values. Write the table as plain "
             "JSON."
         )
     values = load_object(data, "registration")
     if version <= BARE_VERSION_MAX:
-        found = RegisterBody(FORMS[TopicTable].read(values))
+        found = RegisterBody(OBJECT_CODECS[TopicTable].read(values))
     else:
-        found = FORMS[RegisterBody].read(values)
+        found = OBJECT_CODECS[RegisterBody].read(values)
     if not topics:
         return found
     table = TopicTable(topics, found.table.data_version, found.table.unknown)
@@ -142,19 +202,21 @@ _TOPIC: Final = re.compile(
     + rb"(\{" + _FLAT + rb"(?:\{" + _FLAT + rb"\}" + _FLAT + rb")*\})" + _BLANK + b"(,?)" + _BLANK,
     re.DOTALL,
 )  # fmt: skip
-"""A member of the table: the topic's name, its configuration, whose attributes are one level below,
-and whether another one follows."""
+"""One member of the topic table: the name of the topic, its configuration, and a comma if another
+member follows. The attributes in a configuration are objects one level deeper."""
 
 
 def _cut_out_topics(
     data: bytes, is_wanted: Callable[[], bool]
 ) -> tuple[bytes, dict[str, TopicConfig]]:
-    """Decode the topics of a registration in JSON one by one, because orjson would not let another
-    thread run while it reads 16 MiB. Return the JSON with an empty table, and the topics.
+    """Decode the topics of a registration in JSON one by one.
 
-    Return `data` unchanged and no topics if it has at most INFLATE_BYTES, or is not laid out as
-    Java's and our brokers write it. Raises ProtocolError for an invalid topic, for too many topics,
-    and if the registration is not wanted any more.
+    orjson would not let another thread run while it decodes 16 MiB. Return the JSON with an empty
+    topic table, and the topics by name.
+
+    Return `data` unchanged and no topics if it has at most INFLATE_BYTES, or if it does not have
+    the layout that the brokers of RocketMQ and SluiceMQ use. Raises ProtocolError for an invalid
+    topic, for too many topics, and if `is_wanted` returns False.
     """
     found = _TOPIC_TABLE.search(data)
     if found is None or len(data) <= INFLATE_BYTES:
@@ -172,9 +234,12 @@ def _cut_out_topics(
 def _read_topics(
     data: bytes, position: int, topics: dict[str, TopicConfig], is_wanted: Callable[[], bool]
 ) -> tuple[int, bool]:
-    """Decode the members of a topic table from `position` on into `topics`. Return the position
-    behind the last one, and whether the table ends there. Raises as `_cut_out_topics` does."""
-    read = FORMS[TopicConfig].read
+    """Decode the members of a topic table from `position` on, and add them to `topics`.
+
+    Return the position behind the last member, and whether the table ends there. Raises
+    ProtocolError as `_cut_out_topics` does.
+    """
+    read = OBJECT_CODECS[TopicConfig].read
     while (member := _TOPIC.match(data, position)) is not None:
         try:
             name, values = orjson.loads(member[1]), orjson.loads(member[2])
@@ -185,7 +250,7 @@ def _read_topics(
         topics[name] = read(values)
         if len(topics) > REGISTRATION_TOPICS_MAX:
             raise _too_many_topics()
-        if len(topics) % ASKED_EVERY == 0 and not is_wanted():
+        if len(topics) % TOPICS_PER_CHECK == 0 and not is_wanted():
             raise _unwanted()
         position = member.end()
         if not member[3]:
@@ -193,9 +258,12 @@ def _read_topics(
     return position, data[position : position + 1] == b"}"
 
 
-class _Inflated:
-    """The content of a zlib stream, inflated piece by piece, so that little of it is in memory at a
-    time and each piece takes about the same time."""
+class _InflatingReader:
+    """Reads the content of a zlib stream, and inflates it piece by piece.
+
+    Only a small part of the content is in memory at a time, and each piece takes about the same
+    time.
+    """
 
     def __init__(self, data: bytes | memoryview, bytes_max: int) -> None:
         self._inflater = zlib.decompressobj()
@@ -204,44 +272,48 @@ class _Inflated:
         self._buffer = b""
         self._position = 0
 
-    def take(self, size: int) -> bytes:
-        """Return the next `size` bytes. Raises ProtocolError if the stream ends before, or if it
-        has inflated to more than `bytes_max` bytes."""
+    def read_bytes(self, size: int) -> bytes:
+        """Return the next `size` bytes.
+
+        Raises ProtocolError if the stream ends before them, is malformed, or inflates to more than
+        `bytes_max` bytes.
+        """
         if len(self._buffer) - self._position < size:
             self._fill(size)
         begin, self._position = self._position, self._position + size
         return self._buffer[begin : self._position]
 
-    def number(self) -> int:
+    def read_int32(self) -> int:
         """Return the next four bytes as a signed integer. Raises ProtocolError."""
-        return _INTEGER.unpack(self.take(_INTEGER.size))[0]  # type: ignore[no-any-return]
+        return _INTEGER.unpack(self.read_bytes(_INTEGER.size))[0]  # type: ignore[no-any-return]
 
-    def sized(self) -> bytes:
-        """Return the next byte string, which follows its size. Raises ProtocolError."""
-        size = self.number()
+    def read_sized(self) -> bytes:
+        """Read a size, and return that many bytes behind it. Raises ProtocolError."""
+        size = self.read_int32()
         if not 0 <= size <= self._bytes_max:
             raise ProtocolError(
-                f"The compressed registration announces {size} bytes, the limit is "
+                f"The compressed registration announces {size} bytes; the limit is "
                 f"{self._bytes_max}."
             )
-        return self.take(size)
+        return self.read_bytes(size)
 
     def _fill(self, size: int) -> None:
-        """Inflate until `size` bytes are there."""
+        """Inflate until the buffer has `size` unread bytes. Raises ProtocolError."""
         pieces = [self._buffer[self._position :]]
         missing = size - len(pieces[0])
         while missing > 0:
-            piece = self._piece()
+            piece = self._inflate_piece()
             pieces.append(piece)
             missing -= len(piece)
         self._buffer, self._position = b"".join(pieces), 0
 
-    def _piece(self) -> bytes:
+    def _inflate_piece(self) -> bytes:
+        """Inflate and return the next piece, of at most INFLATE_BYTES. Raises ProtocolError."""
         rest: bytes | memoryview = self._inflater.unconsumed_tail
         if not rest:
             rest, self._data = self._data[:DEFLATED_BYTES], self._data[DEFLATED_BYTES:]
         if self._inflater.eof or not rest:
-            raise ProtocolError("The compressed registration is cut short.")
+            raise ProtocolError("The compressed registration ends early.")
         try:
             piece = self._inflater.decompress(rest, INFLATE_BYTES)
         except zlib.error as error:
@@ -258,8 +330,9 @@ class _Inflated:
 def _decode_compressed(
     data: bytes | memoryview, bytes_max: int, is_wanted: Callable[[], bool]
 ) -> RegisterBody:
-    inflated = _Inflated(data, bytes_max)
-    version = inflated.sized()
+    """Decode a compressed body. `decode_register_body` explains the arguments and errors."""
+    inflated = _InflatingReader(data, bytes_max)
+    version = inflated.read_sized()
     topics: dict[str, TopicConfig] = {}
     try:
         servers = _take_topics(inflated, topics, is_wanted)
@@ -268,7 +341,7 @@ def _decode_compressed(
         raise
     return RegisterBody(
         TopicTable(topics, decode_data_version(version) if version else DataVersion()),
-        kind_of(tuple[str, ...]).read(fastjson.loads(servers or b"[]"), "servers"),
+        value_codec(tuple[str, ...]).read(fastjson.loads(servers or b"[]"), "servers"),
     )
 
 
@@ -279,21 +352,23 @@ def _free(topics: dict[str, TopicConfig]) -> None:
 
 
 def _take_topics(
-    inflated: _Inflated, topics: dict[str, TopicConfig], is_wanted: Callable[[], bool]
+    inflated: _InflatingReader, topics: dict[str, TopicConfig], is_wanted: Callable[[], bool]
 ) -> bytes:
-    """Decode the topics into `topics`, and return the JSON of the filter servers, which follows
-    them. Raises ProtocolError."""
+    """Decode the topics into `topics`, and return the JSON of the filter servers behind them.
+
+    Raises ProtocolError.
+    """
     known: dict[str, dict[str, str]] = {}
-    count = inflated.number()
+    count = inflated.read_int32()
     if count > REGISTRATION_TOPICS_MAX:
         raise _too_many_topics()
     for number in range(count):
-        if number % ASKED_EVERY == 0 and not is_wanted():
+        if number % TOPICS_PER_CHECK == 0 and not is_wanted():
             raise _unwanted()
-        topic = _topic_of(inflated.sized(), known)
+        topic = _parse_topic(inflated.read_sized(), known)
         topics[topic.name] = topic
-    servers = inflated.sized()
-    if len(servers) > PLAIN_BYTES_MAX or fastjson.weigh(servers).values > FILTER_SERVERS_MAX:
+    servers = inflated.read_sized()
+    if len(servers) > PLAIN_BYTES_MAX or fastjson.bound_counts(servers).values > FILTER_SERVERS_MAX:
         raise ProtocolError(
             f"The list of filter servers has {len(servers)} bytes; the limit is "
             f"{PLAIN_BYTES_MAX} bytes and {FILTER_SERVERS_MAX} values."
@@ -312,9 +387,12 @@ def _too_many_topics() -> ProtocolError:
     )
 
 
-def _topic_of(line: bytes, known: dict[str, dict[str, str]]) -> TopicConfig:
-    """Return the topic of a text `name read write perm filterType attributesJson`. `known` keeps
-    attributes by their text: most topics have the same."""
+def _parse_topic(line: bytes, known: dict[str, dict[str, str]]) -> TopicConfig:
+    """Return the topic in a text `name read write perm filterType attributesJson`.
+
+    `known` caches up to ATTRIBUTES_CACHED_MAX attributes by their text, because most topics have
+    the same attributes. Raises ProtocolError.
+    """
     text = line.decode("utf-8", "replace")
     parts = text.split(" ", 5)
     try:
@@ -327,20 +405,21 @@ def _topic_of(line: bytes, known: dict[str, dict[str, str]]) -> TopicConfig:
     written = parts[5] if len(parts) > 5 else ""
     attributes = known.get(written)
     if attributes is None:
-        attributes = _attributes_of(name, written)
-        if len(known) < KNOWN_MAX:
+        attributes = _parse_attributes(name, written)
+        if len(known) < ATTRIBUTES_CACHED_MAX:
             known[written] = attributes
     return TopicConfig(name, *numbers, filter_type, attributes=attributes)
 
 
-def _attributes_of(name: str, written: str) -> dict[str, str]:
+def _parse_attributes(name: str, written: str) -> dict[str, str]:
+    """Return the attributes of the topic `name` from their JSON text. Raises ProtocolError."""
     try:
         if len(written) > ATTRIBUTES_BYTES_MAX:
-            raise ValueError(f"more than {ATTRIBUTES_BYTES_MAX} characters")  # noqa: TRY301
+            raise ValueError(f"more than {ATTRIBUTES_BYTES_MAX} characters")  # noqa: TRY301 - one handler adds the topic's name to both errors
         values = orjson.loads(written or "{}")
     except ValueError as error:
         raise ProtocolError(
             f"The attributes of the topic {name[:80]!r} cannot be decoded: {error}."
         ) from error
-    read: dict[str, str] = kind_of(dict[str, str]).read(values, "attributes")
+    read: dict[str, str] = value_codec(dict[str, str]).read(values, "attributes")
     return read

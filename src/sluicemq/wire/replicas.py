@@ -1,14 +1,18 @@
-"""What brokers of one name and name servers tell each other of who lives (spec/ha.md §5, §6), and
-what replicas of ours ask each other besides the log (design/0022)."""
+"""Headers of requests between replicas, and between replicas and name servers.
+
+Brokers report to name servers that they are alive, and name servers report changes to replicas
+(spec/ha.md §5, §6). Tools ask name servers to change the write permission of a broker. SluiceMQ's
+replicas also copy each other's state other than the commit log (design/0022).
+"""
 
 from typing import Final
 
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import boolean, int32, int64, text
-from sluicemq.wire.headers import answer, request
+from sluicemq.wire.headers import request, response
 
 STATE_WAIT_MS: Final = 5000
-"""So long a master lets a slave wait for news of its state."""
+"""The longest time for which a master parks a SLUICE_FOLLOW_STATE (900301) request, in ms."""
 
 
 @request(Code.BROKER_HEARTBEAT)
@@ -25,7 +29,7 @@ class BrokerHeartbeatRequest:
 
 
 @request(Code.RESET_MASTER_FLUSH_OFFSET)
-class ResetFlushedRequest:
+class ResetMasterFlushOffsetRequest:
     offset: int | None = int64("masterFlushOffset", default=None)
 
 
@@ -35,10 +39,29 @@ class GetBrokerMemberGroupRequest:
     broker: str = text("brokerName")
 
 
+@request(Code.WIPE_WRITE_PERM_OF_BROKER, Code.ADD_WRITE_PERM_OF_BROKER)
+class WritePermissionRequest:
+    broker: str = text("brokerName")
+
+
+@response(Code.WIPE_WRITE_PERM_OF_BROKER)
+class WritePermissionWipedResponse:
+    topic_count: int = int32("wipeTopicCount")
+
+
+@response(Code.ADD_WRITE_PERM_OF_BROKER)
+class WritePermissionAddedResponse:
+    topic_count: int = int32("addTopicCount")
+
+
 @request(Code.NOTIFY_MIN_BROKER_ID_CHANGE)
-class SmallestIdChangedRequest:
-    """A name server tells replicas: which one is the smallest now, the HA address of one that came,
-    the address of one that is gone."""
+class MinBrokerIdChangedRequest:
+    """The header of NOTIFY_MIN_BROKER_ID_CHANGE (905), which a name server sends to replicas.
+
+    `broker_id` and `address` are those of the registered replica with the smallest broker id.
+    `ha_address` is the HA address of a replica that registered, and `offline_address` the address
+    of a replica that is gone.
+    """
 
     broker_id: int | None = int64("minBrokerId", default=None)
     broker: str | None = text("brokerName", default=None)
@@ -48,16 +71,20 @@ class SmallestIdChangedRequest:
 
 
 @request(Code.EXCHANGE_BROKER_HA_INFO)
-class ExchangeReplicaRequest:
-    """A master that comes tells where it is; without, it is asked."""
+class ExchangeHaInfoRequest:
+    """The header of EXCHANGE_BROKER_HA_INFO (906).
+
+    A master that starts sends it with its addresses to its slaves. A slave sends it without
+    addresses to its master, to ask for them.
+    """
 
     ha_address: str | None = text("masterHaAddress", default=None)
     flushed_offset: int | None = int64("masterFlushOffset", default=None)
     address: str | None = text("masterAddress", default=None)
 
 
-@answer(Code.EXCHANGE_BROKER_HA_INFO)
-class ExchangeReplicaResponse:
+@response(Code.EXCHANGE_BROKER_HA_INFO)
+class ExchangeHaInfoResponse:
     ha_address: str | None = text("masterHaAddress", default=None)
     flushed_offset: int | None = int64("masterFlushOffset", default=None)
     address: str | None = text("masterAddress", default=None)
@@ -65,31 +92,42 @@ class ExchangeReplicaResponse:
 
 @request(Code.SLUICE_FOLLOW_STATE)
 class FollowStateRequest:
-    """Who asks: a replica in this incarnation and life, whose log ends at `log_end`. It has all
-    operations of the master's life `master_life` up to `number`. `wants_none`: it only says so."""
+    """The header of SLUICE_FOLLOW_STATE (900301), by which a slave follows its master's state log.
+
+    `incarnation`, `run_id` and `log_end` (the end of its log) describe the slave. The slave has the
+    operations up to `number` from the master's run `master_run_id`. If `wants_none` is set, the
+    slave only reports this, and the master responds immediately without operations.
+    """
 
     replica_id: int = int32("replicaId")
     incarnation: str = text("incarnation", default="")
-    life: str = text("life", default="")
+    run_id: str = text("life", default="")
     log_end: int = int64("logEnd", default=0)
-    master_life: str = text("masterLife", default="")
+    master_run_id: str = text("masterLife", default="")
     number: int = int64("number", default=0)
     wants_none: bool = boolean("wantsNone", default=False)
 
 
 @request(Code.SLUICE_SPEAK_FOR)
-class SpeakForRequest:
-    """What follows on this connection is forwarded, and from a client at this address."""
+class ForwardedForRequest:
+    """The header of SLUICE_SPEAK_FOR (900306), which a replica sends when it opens a connection.
+
+    All later requests on the connection are forwarded requests of the client at this address.
+    """
 
     address: str = text("address")
     port: int = int32("port")
 
 
-@answer(Code.SLUICE_FOLLOW_STATE)
+@response(Code.SLUICE_FOLLOW_STATE)
 class FollowStateResponse:
-    """The operations in the body are of this life of the master; its log begins at `log_start`.
-    `ticket`: what opens its HA port, in hex; "": nothing has to be shown."""
+    """The header of the response to SLUICE_FOLLOW_STATE (900301).
 
-    life: str = text("life")
+    The operations in the body are from the run `run_id` of the master, whose log begins at
+    `log_start`. `ticket` is the ticket for the master's HA port in hexadecimal; "" means that none
+    is required.
+    """
+
+    run_id: str = text("life")
     log_start: int = int64("logStart")
     ticket: str = text("ticket", default="")

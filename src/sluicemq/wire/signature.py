@@ -1,8 +1,9 @@
-"""Signing of requests as ACL 1.0 and 2.0 want it (spec/remoting.md §20).
+"""Signatures of requests for access control, ACL 1.0 and 2.0 (spec/remoting.md §20).
 
-The content is every field's value, ordered by the field's name in Java's string order (UTF-16
-units), without separators, then the body. It has no `Signature` in it, but AccessKey and, when
-used, SecurityToken.
+The signed content of a remoting request consists of the values of all fields, without separators,
+followed by the body. The values are ordered by the names of their fields in Java's string order
+(UTF-16 code units). AccessKey and SecurityToken are among the fields, Signature is not. A gRPC call
+signs only its date.
 """
 
 import binascii
@@ -22,13 +23,17 @@ SECURITY_TOKEN: Final = "SecurityToken"
 SIGNATURE: Final = "Signature"
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 UNSIGNED_UNIQUE_KEY_VERSION_MAX: Final = 399
-"""Up to V4_9_3 servers leave `_UNIQUE_KEY_QUERY` out of the content."""
+"""The last version, V4_9_3, whose signed content does not contain `_UNIQUE_KEY_QUERY`."""
 
 
-def content(
+def signed_content(
     fields: Mapping[str, str], body: bytes | memoryview = b"", *, version: int | None = None
 ) -> bytes:
-    """What is signed. `version` is the request's, for the server's side of the check."""
+    """Return the bytes of a request that are signed.
+
+    A server passes the `version` of the request, because old versions sign fewer fields. None means
+    the current version.
+    """
     is_old = version is not None and version <= UNSIGNED_UNIQUE_KEY_VERSION_MAX
     names = signed_names(tuple(fields), is_old)
     return "".join([fields[name] for name in names]).encode("utf-8", "replace") + bytes(body)
@@ -36,32 +41,39 @@ def content(
 
 @lru_cache(maxsize=1024)
 def signed_names(names: tuple[str, ...], is_old: bool = False) -> tuple[str, ...]:
-    """Names of fields in the order in which their values are signed. Cached: the requests of a kind
-    have the same fields."""
+    """Return the names of the signed fields in the order in which their values are signed.
+
+    `is_old` selects the rule for versions up to UNSIGNED_UNIQUE_KEY_VERSION_MAX. Results are
+    cached, because requests with the same code have the same fields.
+    """
     skipped = (SIGNATURE, UNIQUE_KEY_QUERY) if is_old else (SIGNATURE,)
     signed = (name for name in names if name not in skipped)
     return tuple(sorted(signed, key=lambda name: name.encode("utf-16-be", "surrogatepass")))
 
 
-class Key:
-    """A secret, ready to sign: HMAC-SHA1 whose first blocks are done, which halves its time."""
+class SigningKey:
+    """A secret key that is prepared for HMAC-SHA1.
 
-    __slots__ = ("begin", "finish")
+    The first block of both hashes, which depends on the key only, is hashed in advance. That halves
+    the time to sign.
+    """
+
+    __slots__ = ("copy_inner", "copy_outer")
 
     def __init__(self, secret_key: str) -> None:
-        """Raises ConfigurationError for an empty secret, as Java cannot sign with one."""
+        """Prepare a secret key. Raises ConfigurationError if it is empty, as Java does."""
         if not secret_key:
             raise ConfigurationError("The secret key is empty.", fix="Set a secret key.")
         key = secret_key.encode("utf-8", "replace")
         if len(key) > _BLOCK_BYTES:
             key = hashlib.sha1(key).digest()
         key = key.ljust(_BLOCK_BYTES, b"\0")
-        self.begin = hashlib.sha1(key.translate(_INNER)).copy
-        self.finish = hashlib.sha1(key.translate(_OUTER)).copy
+        self.copy_inner = hashlib.sha1(key.translate(_INNER)).copy
+        self.copy_outer = hashlib.sha1(key.translate(_OUTER)).copy
 
-    def signature(self, data: bytes) -> bytes:
-        """Base64 of the HMAC. HOT."""
-        inner, outer = self.begin(), self.finish()
+    def sign(self, data: bytes) -> bytes:
+        """Return the HMAC-SHA1 of `data` in base64. This runs for every signed request."""
+        inner, outer = self.copy_inner(), self.copy_outer()
         inner.update(data)
         outer.update(inner.digest())
         return binascii.b2a_base64(outer.digest(), newline=False)
@@ -70,7 +82,7 @@ class Key:
 _BLOCK_BYTES: Final = 64
 _INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
-_key_of = lru_cache(maxsize=256)(Key)
+_signing_key = lru_cache(maxsize=256)(SigningKey)
 
 
 def sign(
@@ -80,14 +92,20 @@ def sign(
     *,
     version: int | None = None,
 ) -> str:
-    """Base64 of HMAC-SHA1. Raises ConfigurationError for an empty secret, as Java cannot sign."""
-    return _key_of(secret_key).signature(content(fields, body, version=version)).decode()
+    """Return the signature of a request: the HMAC-SHA1 of its signed content, in base64.
+
+    `version` is explained at `signed_content`. Raises ConfigurationError if the secret is empty.
+    """
+    return _signing_key(secret_key).sign(signed_content(fields, body, version=version)).decode()
 
 
 def sign_command(
     command: Command, access_key: str, secret_key: str, security_token: str | None = None
 ) -> None:
-    """Put AccessKey, SecurityToken and Signature into the command's fields."""
+    """Add AccessKey, SecurityToken and Signature to the fields of a command.
+
+    Raises ConfigurationError if the secret key is empty.
+    """
     fields = dict(command.fields or {})
     fields[ACCESS_KEY] = access_key
     if security_token is not None:
@@ -97,20 +115,21 @@ def sign_command(
 
 
 CALL_SCHEME: Final = "MQv2-HMAC-SHA1"
+"""The scheme in the `authorization` metadata of a gRPC call."""
 
 
-def call_date(time_ms: int) -> str:
-    """Return the date of a gRPC call as it is signed, in UTC: `20261128T094500Z`."""
+def format_call_date(time_ms: int) -> str:
+    """Return a time in ms since 1970 as the date of a gRPC call, in UTC: `20261128T094500Z`."""
     return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y%m%dT%H%M%SZ}"
 
 
 @lru_cache(maxsize=64)
-def call_date_ms(text: str) -> int | None:
-    """Return the time of a signed date; None if it is none.
+def parse_call_date(text: str) -> int | None:
+    """Return the time of a gRPC call's date in ms since 1970, or None if it is not a date.
 
-    It is `20261128T094500Z`, or a date of RFC 3339, which is what the client for Rust signs.
-    Several clients write their local time and end it in Z. Cached: the calls of a second have one
-    date.
+    The date has the form `20261128T094500Z`, or that of RFC 3339, which the Rust client uses.
+    Several clients wrongly send their local time with a Z at the end; it is taken as UTC. Results
+    are cached, because all calls in one second have the same date.
     """
     if len(text) > DATE_LENGTH_MAX:
         return None
@@ -128,7 +147,10 @@ _COMPACT: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 
 
 def sign_call(access_key: str, secret_key: str, date_time: str) -> tuple[tuple[str, str], ...]:
-    """The metadata of a gRPC call: the time as a text, which alone is signed (spec/grpc.md §1)."""
+    """Return the metadata that sign a gRPC call at `date_time` (spec/grpc.md §1).
+
+    `date_time` has the format of `format_call_date`. The signature covers nothing else.
+    """
     key = secret_key.encode("utf-8", "replace")
     signature = hmac.new(key, date_time.encode("utf-8", "replace"), "sha1").hexdigest()
     return (

@@ -1,14 +1,15 @@
-"""What an exactly-once sink and a broker tell each other (design/0007). Ours alone.
+"""The protocol between an exactly-once sink and a broker (design/0007), which only SluiceMQ has.
 
-The first property of a staged message says whose it is and where it goes when its epoch is
-committed; it is taken off then:
+The first property of a staged message names its owner, and the topic and queue to which it is
+published when its epoch is committed. A published message does not have this property:
 
     SLUICE_STAGE U+0001 query / epoch / partition / attempt / queue id or - / delay or - / topic
 
-    delay    L3 a level, M5000 so many ms after the commit, T1700000000000 at a time
+    delay    L3: delay level 3; M5000: 5,000 ms after the commit; T1700000000000: at that time in ms
 
-The body of 900201 is the decision about an epoch: the ranges of the staging queues of all brokers
-that belong to it, each with the CRC-32 of its bodies, one after the other.
+The body of SLUICE_COMMIT_EPOCH (900201) is the decision about an epoch: the ranges of the staging
+queues of all brokers that belong to the epoch. Each range has the CRC-32 of the concatenated bodies
+of its messages.
 """
 
 from collections.abc import Iterable
@@ -18,20 +19,37 @@ from typing import Any, Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
 from sluicemq.wire import fastjson
-from sluicemq.wire.declare import Data, form, json, load_object, take_list
+from sluicemq.wire.codes import RequestCode as Code
+from sluicemq.wire.declare import (
+    JsonData,
+    declare_object,
+    int32,
+    int64,
+    json_field,
+    load_object,
+    take_list,
+    text,
+)
+from sluicemq.wire.headers import request, response
 
 STAGING_QUEUES: Final = 8
+"""The number of queues of the staging topic on each broker."""
 STAGE_PROPERTY: Final = "SLUICE_STAGE"
+"""The name of the property that makes a message a staged one."""
 STAGED_ID: Final = "SLUICE_ID"
-"""The name of a staged message's id, if it follows the stage: it is UNIQ_KEY when published. So the
-key index does not take it in twice."""
+"""The property with the id of a staged message, which follows the stage property.
+
+It becomes UNIQ_KEY when the message is published. Under this name the key index does not contain
+the id of the message twice.
+"""
 QUERY_LENGTH_MAX: Final = 100
+"""The most characters of a query id."""
 _ABSENT: Final = "-"
 _DELAYS: Final = {"L": "DELAY", "M": "TIMER_DELAY_MS", "T": "TIMER_DELIVER_MS"}
 
 
 class Owner(NamedTuple):
-    """Which attempt of which task of which epoch staged a message."""
+    """The attempt of a Spark task that staged a message."""
 
     query: str
     epoch: int
@@ -40,13 +58,16 @@ class Owner(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """What the property of each of its messages begins with."""
+        """The beginning of the stage property of each of its messages."""
         return f"{self.query}/{self.epoch}/{self.partition}/{self.attempt}/"
 
 
 class Stage(NamedTuple):
-    """What the stage property says. `queue_id` None leaves the choice to the broker; `delay` is as
-    in the module's text, None without."""
+    """The content of a stage property.
+
+    `queue_id` None means that the broker chooses the queue. `delay` has the format in the module's
+    docstring. None means that the message is not delayed.
+    """
 
     owner: Owner
     topic: str
@@ -54,32 +75,34 @@ class Stage(NamedTuple):
     delay: str | None = None
 
     def encode(self) -> str:
-        """The property's value."""
+        """Return the value of the stage property."""
         queue = _ABSENT if self.queue_id is None else str(self.queue_id)
         return f"{self.owner.prefix}{queue}/{self.delay or _ABSENT}/{self.topic}"
 
     def delay_properties(self) -> dict[str, str]:
-        """The property that makes a broker deliver the message later; {} without a delay."""
+        """Return the message property that delays the delivery, {} without a delay."""
         return {_DELAYS[self.delay[0]]: self.delay[1:]} if self.delay else {}
 
 
 def check_query(query: str) -> str:
-    """A query id that can stand in a stage property. Raises ProtocolError."""
-    if not 0 < len(query) <= QUERY_LENGTH_MAX or not query.isascii() or not query.isprintable() or (
-        "/" in query
-    ):  # fmt: skip
+    """Return `query`. Raises ProtocolError if it is not a valid query id.
+
+    A query id has 1 to QUERY_LENGTH_MAX printable ASCII characters other than `/`.
+    """
+    has_valid_length = 0 < len(query) <= QUERY_LENGTH_MAX
+    if not has_valid_length or not query.isascii() or not query.isprintable() or "/" in query:
         raise ProtocolError(
-            f"{query!r} is no query id: it has 1 to {QUERY_LENGTH_MAX} printable ASCII characters "
-            "other than /."
+            f"{query!r} is not a query id: it must have 1 to {QUERY_LENGTH_MAX} printable ASCII "
+            "characters other than /."
         )
     return query
 
 
 @lru_cache(maxsize=4096)
 def parse_stage(value: bytes) -> Stage:
-    """The inverse of `Stage.encode`. HOT: rows of a task have few different values.
+    """Return the stage in the value of a stage property. Raises ProtocolError if it is malformed.
 
-    Raises ProtocolError.
+    Results are cached, because the rows of one task have few different values.
     """
     parts = value.decode("utf-8", "replace").split("/", 6)
     try:
@@ -87,19 +110,19 @@ def parse_stage(value: bytes) -> Stage:
         owner = Owner(query, int(epoch), int(partition), int(attempt))
         queue_id = None if queue == _ABSENT else int(queue)
     except ValueError:
-        raise ProtocolError(f"{value!r} does not say what is staged.") from None
+        raise ProtocolError(f"{value!r} is not a valid stage property.") from None
     if delay == _ABSENT:
         return Stage(owner, topic, queue_id)
     if delay[:1] not in _DELAYS or not delay[1:].isdigit():
-        raise ProtocolError(f"{value!r} has the delay {delay!r}.")
+        raise ProtocolError(f"The stage property {value!r} has the invalid delay {delay!r}.")
     return Stage(owner, topic, queue_id, delay)
 
 
 @dataclass(frozen=True, slots=True)
 class StagedRange:
-    """`count` messages from `offset` on of a staging queue, staged by one attempt of one task.
+    """The `count` messages from `offset` on in a staging queue, staged by one attempt of a task.
 
-    `checksum` is the CRC-32 of their bodies, one after the other.
+    `checksum` is the CRC-32 of their concatenated bodies.
     """
 
     broker: str
@@ -111,11 +134,11 @@ class StagedRange:
     attempt: int
 
 
-_RANGE: Final = form(
+_RANGE: Final = declare_object(
     StagedRange,
     broker="brokerName",
-    queue_id=json("queueId", absent=-1),
-    offset=json("offset", absent=-1),
+    queue_id=json_field("queueId", absent=-1),
+    offset=json_field("offset", absent=-1),
     count="count",
     checksum="checksum",
     partition="partition",
@@ -123,27 +146,61 @@ _RANGE: Final = form(
 )
 
 
-def staged_ranges_to(ranges: Iterable[StagedRange]) -> list[dict[str, Any]]:
-    """As JSON values."""
+def staged_ranges_to_json(ranges: Iterable[StagedRange]) -> list[dict[str, Any]]:
+    """Return ranges as JSON objects."""
     return [_RANGE.write(one) for one in ranges]
 
 
-def staged_ranges_of(values: Iterable[Any]) -> tuple[StagedRange, ...]:
-    """The inverse. Raises ProtocolError."""
+def staged_ranges_from_json(values: Iterable[Any]) -> tuple[StagedRange, ...]:
+    """Return the ranges in JSON objects. Raises ProtocolError if one is not valid."""
     found = tuple(_RANGE.read(value, "A staged range") for value in values)
     for one in found:
         if not one.broker or one.queue_id < 0 or one.offset < 0 or one.count <= 0:
-            raise ProtocolError(f"{one} is no staged range.")
+            raise ProtocolError(f"{one} is not a valid staged range.")
     return found
 
 
 def encode_staged_ranges(ranges: Iterable[StagedRange]) -> bytes:
-    """900201's body, of request and answer."""
-    return fastjson.dumps_strict({"ranges": staged_ranges_to(ranges)})
+    """Encode the body of a SLUICE_COMMIT_EPOCH (900201) request or response."""
+    return fastjson.dumps_strict({"ranges": staged_ranges_to_json(ranges)})
 
 
-def decode_staged_ranges(data: Data) -> tuple[StagedRange, ...]:
-    """The inverse; () without a body. Raises ProtocolError."""
+def decode_staged_ranges(data: JsonData) -> tuple[StagedRange, ...]:
+    """Decode the body of SLUICE_COMMIT_EPOCH (900201), () if it is empty. Raises ProtocolError."""
     if not data:
         return ()
-    return staged_ranges_of(take_list(load_object(data, "decision about an epoch"), "ranges"))
+    return staged_ranges_from_json(
+        take_list(load_object(data, "decision about an epoch"), "ranges")
+    )
+
+
+@request(Code.SLUICE_COMMIT_EPOCH)
+class CommitEpochRequest:
+    """The header of SLUICE_COMMIT_EPOCH (900201), which commits an epoch of the exactly-once sink.
+
+    `step` is `prepare` or `commit`. In step `prepare` the broker checks the staged messages and
+    makes them durable. `topics` are the target topics of the staged messages, separated by commas;
+    access control checks them.
+    """
+
+    query: str = text("query")
+    epoch: int = int64("epoch")
+    step: str = text("step")
+    topics: str = text("topics", default="")
+
+
+@response(Code.SLUICE_COMMIT_EPOCH)
+class CommitEpochResponse:
+    """The header of the response to SLUICE_COMMIT_EPOCH (900201).
+
+    `state` is `checking`, `checked`, `publishing` or `published`. `messages` and `published` count
+    the messages of the epoch on this broker. The body contains the decision about the epoch as soon
+    as the decision is durable.
+    """
+
+    state: str = text("state")
+    broker: str = text("brokerName")
+    messages: int = int64("messages", default=0)
+    published: int = int64("published", default=0)
+    staging_topic: str = text("stagingTopic")
+    staging_queues: int = int32("stagingQueues")

@@ -1,13 +1,21 @@
-"""The tables that servers keep, as bodies of requests and as files of `config/`: topics (21, 351,
-`topics.json`), groups (200, 201, 352, `subscriptionGroup.json`), offsets (43,
-`consumerOffset.json`), SQL92 filters (`consumerFilter.json`), what orderly pops have taken
-(`consumerOrderInfo.json`), who pops (401, 402, `messageRequestMode.json`), key-values
-(`kvConfig.json`), and the edition that they carry.
+"""Codecs for the tables of servers, as bodies of requests and as files of `config/`.
 
-Files are written as RocketMQ writes them, to the byte (spec/store.md §11): in the order in which
-Java's hash maps hand out what they hold. It means nothing, but a test can compare, and a user sees
-no changes in a diff that are none. Releases of RocketMQ differ in their fields, and a store goes
-from one to another: what a file says and we have no use for is kept and written again.
+    topics             21, 351         `topics.json`
+    groups             200, 201, 352   `subscriptionGroup.json`
+    committed offsets  43              `consumerOffset.json`
+    SQL92 filters                      `consumerFilter.json`
+    ordered pops                       `consumerOrderInfo.json`
+    request modes      401, 402        `messageRequestMode.json`
+    key-value config                   `kvConfig.json` (of a name server)
+
+Most of them also contain a data version.
+
+Files are written exactly as RocketMQ writes them, byte for byte (spec/store.md §11), in the order
+in which Java's hash maps iterate. The order has no meaning, but it lets tests compare files, and a
+user who compares two files sees only real changes.
+
+Releases of RocketMQ differ in the fields of these files, and one store may be opened by several
+releases. Therefore the fields of a file that SluiceMQ does not use are preserved (`UnknownFields`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -22,14 +30,14 @@ from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import DataVersion, GroupConfig, TopicConfig
 from sluicemq.wire import fastjson
 from sluicemq.wire.declare import (
-    FORMS,
+    OBJECT_CODECS,
     as_integer,
     as_list,
     as_object,
     body,
     body_codec,
-    form,
-    json,
+    declare_object,
+    json_field,
     load_object,
     member_codec,
     take_integer,
@@ -40,164 +48,206 @@ from sluicemq.wire.declare import (
 K = TypeVar("K", str, int)
 T = TypeVar("T")
 V = TypeVar("V")
-Texts = dict[str, tuple[T, str]]
-"""Items of a table as they were last written: of a thousand few change between two editions."""
+RenderedItems = dict[str, tuple[T, str]]
+"""For each item of a table by name: the item and its text when the file was last written.
 
-# RocketMQ's maps, for the order in files: topics and groups, topic@group keys, a key's queues,
-# groups and their topics beside the offsets, topics with filters, forbidden groups, topic@group
-# keys and queues of orderly pops, attributes.
-TABLE_BUCKETS, KEY_BUCKETS, QUEUE_BUCKETS = 2048, 1024, 64
-GROUP_BUCKETS, TOPIC_SET_BUCKETS, FILTER_BUCKETS, FORBIDDEN_BUCKETS = 128, 8, 512, 8
-ORDER_BUCKETS, ORDER_QUEUE_BUCKETS = 256, 32
-DEFAULT_BUCKETS: Final = 16
+Few items of a table change between two writes, so the text of the others is reused.
+"""
+
+# The numbers of buckets of RocketMQ's hash maps, which determine the order in files.
+TABLE_BUCKETS = 2048  # topics; groups
+KEY_BUCKETS = 1024  # topic@group keys of offsets
+QUEUE_BUCKETS = 64  # the queues of a topic@group key
+GROUP_BUCKETS = 128  # groups in groupTopicMap
+TOPIC_SET_BUCKETS = 8  # the topics of a group in groupTopicMap
+FILTER_BUCKETS = 512  # topics with filters
+FORBIDDEN_BUCKETS = 8  # groups with forbidden topics
+ORDER_BUCKETS = 256  # topic@group keys of ordered pops
+ORDER_QUEUE_BUCKETS = 32  # the queues of ordered pops
+DEFAULT_BUCKETS: Final = 16  # attributes and all other maps
 TOPIC_QUEUES_DEFAULT: Final = 16
-"""What Java takes for the number of queues that a topic's JSON does not name."""
+"""The number of queues of a topic whose JSON does not contain it, as in Java."""
 STANDARD_RETRIES: Final = {"type": "CUSTOMIZED"}
-"""The retry policy of a group that has none of its own: RocketMQ's intervals."""
+"""The JSON of the standard retry policy, which uses RocketMQ's intervals."""
 POLICY_BYTES_MAX: Final = 4096
+"""The most bytes of a group's retry policy as JSON."""
 SEPARATOR: Final = "@"
+"""What separates topic and group in a key `topic@group`."""
 NO_VERSION: Final = DataVersion()
 
 # ------------------------------------------------------------------------ the order of Java's maps
 
 
-def hash_ordered(keys: Iterable[K], buckets: int = DEFAULT_BUCKETS) -> list[K]:
-    """The keys as a hash map hands them out that was made with so many buckets (a power of two).
+def sort_keys_as_java(keys: Iterable[K], buckets: int = DEFAULT_BUCKETS) -> list[K]:
+    """Return keys in the order in which a Java HashMap iterates over them.
 
-    >>> hash_ordered([17, 3, 16])
+    `buckets`, a power of two, is the initial capacity of the map. As in Java, the map grows when it
+    is three quarters full.
+
+    >>> sort_keys_as_java([17, 3, 16])
     [16, 17, 3]
     """
     found = list(keys)
     if len(found) < 2:
         return found
-    while len(found) * 4 > buckets * 3:  # a map grows at three quarters
+    while len(found) * 4 > buckets * 3:
         buckets *= 2
 
-    return sorted(found, key=lambda key: _spread(key) & (buckets - 1))
+    return sorted(found, key=lambda key: _spread_hash(key) & (buckets - 1))
 
 
-def _spread(key: str | int) -> int:
-    """Return how a Java map spreads the hash of a key. Texts are hashed once, see `tag_code`."""
+def _spread_hash(key: str | int) -> int:
+    """Return the hash of a key after Java's HashMap has mixed its upper bits into the lower ones.
+
+    `tag_code` caches the hashes of strings.
+    """
     code = (tag_code(key) if isinstance(key, str) else key) & 0xFFFFFFFF
     return code ^ code >> 16
 
 
-def hash_map(values: Mapping[str, V], buckets: int = DEFAULT_BUCKETS) -> dict[str, V]:
-    """The same mapping in that order."""
-    return {key: values[key] for key in hash_ordered(values, buckets)}
+def sort_map_as_java(values: Mapping[str, V], buckets: int = DEFAULT_BUCKETS) -> dict[str, V]:
+    """Return a copy of a mapping with string keys, ordered as `sort_keys_as_java` orders them."""
+    return {key: values[key] for key in sort_keys_as_java(values, buckets)}
 
 
-def hash_map_of_integers(values: Mapping[int, Any], buckets: int) -> dict[int, Any]:
-    """As `hash_map`, for integer keys."""
+def sort_integer_map_as_java(values: Mapping[int, Any], buckets: int) -> dict[int, Any]:
+    """Return a copy of a mapping with integer keys, ordered as `sort_keys_as_java` orders them."""
     if all(0 <= key < buckets for key in values) and len(values) * 4 <= buckets * 3:
         return dict(sorted(values.items()))
-    return {key: values[key] for key in hash_ordered(values, buckets)}
+    return {key: values[key] for key in sort_keys_as_java(values, buckets)}
 
 
 # -------------------------------------------------------------------------------- unknown fields
 
 
 @dataclass(slots=True)
-class Unknown:
-    """What a file says besides: fields of the whole, and of items of its table by their name."""
+class UnknownFields:
+    """The fields of a file that SluiceMQ does not use, and preserves when it writes the file.
+
+    `fields` are fields of the file's top-level object. `items` are the fields of each item of its
+    table, by the name of the item.
+    """
 
     fields: dict[str, Any] = field(default_factory=dict)
     items: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def rendered(
-        self, table: Mapping[str, T], texts: Texts[T], values_of: Callable[[T], dict[str, Any]]
-    ) -> fastjson.Pretty:
-        """A table as it stands in a file, its items with what was remembered of them. Those that
-        are still the same objects are taken from `texts`, which is brought up to date."""
+    def render_table(
+        self,
+        table: Mapping[str, T],
+        texts: RenderedItems[T],
+        values_of: Callable[[T], dict[str, Any]],
+    ) -> fastjson.PrettyText:
+        """Return the text of a table in a file, with the unknown fields of its items.
+
+        `values_of` converts an item to JSON. The text of an item that is still the same object as
+        in `texts` is taken from there. Afterwards `texts` contains exactly the items of `table`.
+        """
         for name in texts.keys() - table.keys():
             del texts[name]
         for name, item in table.items():
             if name not in texts or texts[name][0] is not item:
-                values = completed(values_of(item), self.items.get(name, {}))
+                values = merge_sorted(values_of(item), self.items.get(name, {}))
                 text = fastjson.dumps_pretty({name: values}, 1)
                 texts[name] = item, text[1 : text.rindex("\n")]
         items = ",".join([texts[name][1] for name in table])
-        return fastjson.Pretty(f"{{{items}\n\t}}" if items else "{}")
+        return fastjson.PrettyText(f"{{{items}\n\t}}" if items else "{}")
 
 
-def unknown_fields(values: Mapping[Any, Any], known: Collection[str]) -> dict[str, Any]:
-    """The fields of an object whose names are not known."""
+def select_unknown_fields(values: Mapping[Any, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return the fields of a JSON object whose names are strings that are not in `known`."""
     return {
         key: value for key, value in values.items() if isinstance(key, str) and key not in known
     }
 
 
-def completed(values: Mapping[str, Any], unknown: Mapping[str, Any]) -> dict[str, Any]:
-    """An object with unknown fields added, in alphabetical order as Java writes beans."""
+def merge_sorted(values: Mapping[str, Any], unknown: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with the fields of both mappings, sorted by name as Java writes beans.
+
+    If both have a field, the value in `values` wins.
+    """
     fields = {**unknown, **values}
     return {key: fields[key] for key in sorted(fields)}
 
 
 def _read_file(cls: type[T], text: str, what: str, key: str, item_cls: type[Any]) -> T:
-    """A file with a table under `key` and a field `unknown`."""
+    """Decode the text of a file to an instance of `cls`, which has a field `unknown`.
+
+    The file has a table of `item_cls` under `key`. `what` names the file in errors. The unknown
+    fields of the file and of the table's items are put into `unknown`. Raises ProtocolError.
+    """
     values = load_object(text, what)
-    table: Any = FORMS[cls].read(values)
-    table.unknown.fields.update(unknown_fields(values, FORMS[cls].names))
+    table: Any = OBJECT_CODECS[cls].read(values)
+    table.unknown.fields.update(select_unknown_fields(values, OBJECT_CODECS[cls].names))
     for name, item in take_object(values, key).items():
-        if fields := unknown_fields(as_object(item, key), FORMS[item_cls].names):
-            table.unknown.items[fastjson.text(name)] = fields
+        if fields := select_unknown_fields(as_object(item, key), OBJECT_CODECS[item_cls].names):
+            table.unknown.items[fastjson.to_text(name)] = fields
     return table  # type: ignore[no-any-return]
 
 
-def _file_text(table: Any, **known: Any) -> str:
-    """The text of a file: the edition, what is known, and what else it said."""
+def _render_file(table: Any, **known: Any) -> str:
+    """Return the text of a file with the fields `known`, the data version and unknown fields."""
     known["dataVersion"] = data_version_object(table.data_version)
-    return fastjson.dumps_pretty(completed(known, table.unknown.fields))
+    return fastjson.dumps_pretty(merge_sorted(known, table.unknown.fields))
 
 
-def _item_values(item: Any) -> dict[str, Any]:
-    """A topic or a group for its file."""
-    return {**FORMS[type(item)].write(item), "attributes": hash_map(item.attributes)}
+def _item_to_json(item: Any) -> dict[str, Any]:
+    """Return a topic or a group as a JSON object for its file."""
+    return {
+        **OBJECT_CODECS[type(item)].write(item),
+        "attributes": sort_map_as_java(item.attributes),
+    }
 
 
 # ------------------------------------------------------------------------------ topics, versions
 
-DATA_VERSION = form(
+DATA_VERSION_CODEC = declare_object(
     DataVersion, counter="counter", timestamp_ms="timestamp", state_version="stateVersion"
 )
-data_version_object, data_version_from = DATA_VERSION.write, DATA_VERSION.read
+data_version_object, data_version_from = DATA_VERSION_CODEC.write, DATA_VERSION_CODEC.read
 decode_data_version = body_codec(DataVersion, "data version")[1]
 
 
 def encode_data_version(version: DataVersion) -> bytes:
-    """322's body, 26's header field."""
+    """Encode a data version.
+
+    It is the body of QUERY_DATA_VERSION (322) and a header field in the response to
+    GET_BROKER_CONFIG (26).
+    """
     return fastjson.dumps_strict(data_version_object(version))
 
 
-TOPIC = form(
+TOPIC_CODEC = declare_object(
     TopicConfig,
     key="name",
     name="topicName",
-    read_queues=json("readQueueNums", absent=TOPIC_QUEUES_DEFAULT),
-    write_queues=json("writeQueueNums", absent=TOPIC_QUEUES_DEFAULT),
+    read_queues=json_field("readQueueNums", absent=TOPIC_QUEUES_DEFAULT),
+    write_queues=json_field("writeQueueNums", absent=TOPIC_QUEUES_DEFAULT),
     perm="perm",
     filter_type="topicFilterType",
     sys_flag="topicSysFlag",
     order="order",
     attributes="attributes",
 )
-topic_object, topic_from = TOPIC.write, TOPIC.read
+topic_object, topic_from = TOPIC_CODEC.write, TOPIC_CODEC.read
 encode_topic_config, decode_topic_config = body_codec(TopicConfig, "topic")
 
 
 @body
 class TopicTable:
-    """All topics of a broker by name (TopicConfigSerializeWrapper)."""
+    """All topics of a broker by name, Java's TopicConfigSerializeWrapper."""
 
-    topics: Mapping[str, TopicConfig] = json("topicConfigTable", default_factory=dict)
-    data_version: DataVersion = json("dataVersion", default=NO_VERSION)
-    unknown: Unknown = json("", default_factory=Unknown)
+    topics: Mapping[str, TopicConfig] = json_field("topicConfigTable", default_factory=dict)
+    data_version: DataVersion = json_field("dataVersion", default=NO_VERSION)
+    unknown: UnknownFields = json_field("", default_factory=UnknownFields)
 
 
 def topic_table_object(table: TopicTable) -> dict[str, Any]:
-    """A topic table as 21 and 103 carry it. Static topics are not there: their maps are empty."""
+    """Return a topic table as JSON for GET_ALL_TOPIC_CONFIG (21) and REGISTER_BROKER (103).
+
+    The maps of static topics are empty, because SluiceMQ has no static topics.
+    """
     return {
-        **FORMS[TopicTable].write(table),
+        **OBJECT_CODECS[TopicTable].write(table),
         "mappingDataVersion": data_version_object(table.data_version),
         "topicQueueMappingDetailMap": {},
         "topicQueueMappingInfoMap": {},
@@ -205,42 +255,54 @@ def topic_table_object(table: TopicTable) -> dict[str, Any]:
 
 
 def encode_topic_table(table: TopicTable) -> bytes:
-    """21's answer."""
+    """Encode the body of the response to GET_ALL_TOPIC_CONFIG (21)."""
     return fastjson.dumps(topic_table_object(table))
 
 
 decode_topic_table = body_codec(TopicTable, "topic table")[1]
 
 
-def encode_topic_table_file(table: TopicTable, texts: Texts[TopicConfig] | None = None) -> str:
-    """The text of `topics.json`. `texts` keeps what did not change for the next time."""
-    topics = table.unknown.rendered(
-        hash_map(table.topics, TABLE_BUCKETS), {} if texts is None else texts, _item_values
+def encode_topic_table_file(
+    table: TopicTable, texts: RenderedItems[TopicConfig] | None = None
+) -> str:
+    """Return the text of `topics.json`.
+
+    `texts` has the texts of topics from the last call, and is updated for the next one.
+    """
+    topics = table.unknown.render_table(
+        sort_map_as_java(table.topics, TABLE_BUCKETS), {} if texts is None else texts, _item_to_json
     )
-    return _file_text(table, topicConfigTable=topics)
+    return _render_file(table, topicConfigTable=topics)
 
 
 def decode_topic_table_file(text: str) -> TopicTable:
-    """The inverse, of any release; fields that we do not know stay."""
+    """Decode the text of `topics.json`, as any release of RocketMQ writes it.
+
+    Fields that SluiceMQ does not know are preserved in `unknown`. Raises ProtocolError.
+    """
     return _read_file(TopicTable, text, "topic table", "topicConfigTable", TopicConfig)
 
 
 # ---------------------------------------------------------------------------------------- groups
 
 
-def _policy(value: Any, what: str) -> dict[Any, Any] | None:
-    """Kept as it is, so it has to be something that can be written. Raises ProtocolError."""
+def _read_retry_policy(value: Any, what: str) -> dict[Any, Any] | None:
+    """Return the retry policy in a group's JSON, None if it is empty or the standard policy.
+
+    The policy is stored as it is. Raises ProtocolError if it is not an object that can be written
+    as standard JSON, or if it has more than POLICY_BYTES_MAX bytes.
+    """
     policy = as_object(value, what)
     try:
         size = len(orjson.dumps(policy))
-    except TypeError as error:  # also: nested too deeply
-        raise ProtocolError(f"The {what} is not plain JSON.") from error
+    except TypeError as error:  # also raised if it is nested too deeply
+        raise ProtocolError(f"The {what} is not standard JSON.") from error
     if size > POLICY_BYTES_MAX:
-        raise ProtocolError(f"The {what} has {size} bytes, the limit is {POLICY_BYTES_MAX}.")
+        raise ProtocolError(f"The {what} has {size} bytes; the limit is {POLICY_BYTES_MAX}.")
     return None if policy in ({}, STANDARD_RETRIES) else policy
 
 
-GROUP = form(
+GROUP_CODEC = declare_object(
     GroupConfig,
     key="name",
     name="groupName",
@@ -256,42 +318,53 @@ GROUP = form(
     sys_flag="groupSysFlag",
     consume_timeout_minutes="consumeTimeoutMinute",
     attributes="attributes",
-    retry_policy=json(
-        "groupRetryPolicy", read=_policy, write=lambda it: dict(it or STANDARD_RETRIES)
+    retry_policy=json_field(
+        "groupRetryPolicy", read=_read_retry_policy, write=lambda it: dict(it or STANDARD_RETRIES)
     ),
 )
-group_object, group_from = GROUP.write, GROUP.read
+group_object, group_from = GROUP_CODEC.write, GROUP_CODEC.read
 encode_group_config, decode_group_config = body_codec(GroupConfig, "group")
 
 
 @body
 class GroupTable:
-    """All groups of a broker by name; `forbidden` is group -> topic -> bits."""
+    """All groups of a broker by name.
 
-    groups: Mapping[str, GroupConfig] = json("subscriptionGroupTable", default_factory=dict)
-    data_version: DataVersion = json("dataVersion", default=NO_VERSION)
-    forbidden: Mapping[str, Mapping[str, int]] = json("forbiddenTable", default_factory=dict)
-    unknown: Unknown = json("", default_factory=Unknown)
+    `forbidden` has, for a group and a topic, the bits that forbid the group to read the topic.
+    """
+
+    groups: Mapping[str, GroupConfig] = json_field("subscriptionGroupTable", default_factory=dict)
+    data_version: DataVersion = json_field("dataVersion", default=NO_VERSION)
+    forbidden: Mapping[str, Mapping[str, int]] = json_field("forbiddenTable", default_factory=dict)
+    unknown: UnknownFields = json_field("", default_factory=UnknownFields)
 
 
 encode_group_table, decode_group_table = body_codec(GroupTable, "group table")
 
 
-def encode_group_table_file(table: GroupTable, texts: Texts[GroupConfig] | None = None) -> str:
-    """The text of `subscriptionGroup.json`. `texts` keeps what did not change for the next time."""
-    forbidden = hash_map(table.forbidden, FORBIDDEN_BUCKETS)
-    groups = table.unknown.rendered(
-        hash_map(table.groups, TABLE_BUCKETS), {} if texts is None else texts, _item_values
+def encode_group_table_file(
+    table: GroupTable, texts: RenderedItems[GroupConfig] | None = None
+) -> str:
+    """Return the text of `subscriptionGroup.json`.
+
+    `texts` has the texts of groups from the last call, and is updated for the next one.
+    """
+    forbidden = sort_map_as_java(table.forbidden, FORBIDDEN_BUCKETS)
+    groups = table.unknown.render_table(
+        sort_map_as_java(table.groups, TABLE_BUCKETS), {} if texts is None else texts, _item_to_json
     )
-    return _file_text(
+    return _render_file(
         table,
-        forbiddenTable={name: hash_map(bits) for name, bits in forbidden.items()},
+        forbiddenTable={name: sort_map_as_java(bits) for name, bits in forbidden.items()},
         subscriptionGroupTable=groups,
     )
 
 
 def decode_group_table_file(text: str) -> GroupTable:
-    """The inverse, of any release; fields that we do not know stay."""
+    """Decode the text of `subscriptionGroup.json`, as any release of RocketMQ writes it.
+
+    Fields that SluiceMQ does not know are preserved in `unknown`. Raises ProtocolError.
+    """
     return _read_file(GroupTable, text, "group table", "subscriptionGroupTable", GroupConfig)
 
 
@@ -300,21 +373,24 @@ def decode_group_table_file(text: str) -> GroupTable:
 
 @body
 class ConsumerOffsets:
-    """Committed offsets: `topic@group` -> queue id -> offset."""
+    """The committed offsets of a broker. `offsets` maps `topic@group` and queue id to an offset."""
 
-    offsets: Mapping[str, Mapping[int, int]] = json("offsetTable", default_factory=dict)
-    data_version: DataVersion = json("dataVersion", default=NO_VERSION)
-    unknown: Unknown = json("", default_factory=Unknown)
+    offsets: Mapping[str, Mapping[int, int]] = json_field("offsetTable", default_factory=dict)
+    data_version: DataVersion = json_field("dataVersion", default=NO_VERSION)
+    unknown: UnknownFields = json_field("", default_factory=UnknownFields)
 
 
 encode_consumer_offsets, decode_consumer_offsets = body_codec(ConsumerOffsets, "consumer offsets")
 
 
 def encode_consumer_offsets_file(offsets: ConsumerOffsets) -> str:
-    """The text of `consumerOffset.json`; `groupTopicMap` is derived, for people who read it."""
+    """Return the text of `consumerOffset.json`.
+
+    Its member `groupTopicMap` is derived from the offsets, and only helps people who read the file.
+    """
     table = {
-        key: hash_map_of_integers(queues, QUEUE_BUCKETS)
-        for key, queues in hash_map(offsets.offsets, KEY_BUCKETS).items()
+        key: sort_integer_map_as_java(queues, QUEUE_BUCKETS)
+        for key, queues in sort_map_as_java(offsets.offsets, KEY_BUCKETS).items()
     }
     topics_of: dict[str, list[str]] = {}
     for key in table:
@@ -322,27 +398,28 @@ def encode_consumer_offsets_file(offsets: ConsumerOffsets) -> str:
         if topic and group and SEPARATOR not in group:
             topics_of.setdefault(group, []).append(topic)
     groups = {
-        group: tuple(hash_ordered(topics, TOPIC_SET_BUCKETS))
-        for group, topics in hash_map(topics_of, GROUP_BUCKETS).items()
+        group: tuple(sort_keys_as_java(topics, TOPIC_SET_BUCKETS))
+        for group, topics in sort_map_as_java(topics_of, GROUP_BUCKETS).items()
     }
-    return _file_text(offsets, groupTopicMap=groups, offsetTable=table)
+    return _render_file(offsets, groupTopicMap=groups, offsetTable=table)
 
 
 def decode_consumer_offsets_file(text: str) -> ConsumerOffsets:
-    """The inverse, of any release, with what it says besides.
+    """Decode the text of `consumerOffset.json`, as any release of RocketMQ writes it.
 
-    Also of `lmqConsumerOffset.json`, where light queues have a table of their own: topic@group to
-    the offset of their only queue.
+    The function also decodes `lmqConsumerOffset.json`. There a separate table of light queues maps
+    `topic@group` to the offset of the only queue. Unknown fields are preserved in `unknown`. Raises
+    ProtocolError.
     """
     values = load_object(text, "consumer offsets")
-    offsets = FORMS[ConsumerOffsets].read(values)
+    offsets = OBJECT_CODECS[ConsumerOffsets].read(values)
     light = take_object(values, "lmqOffsetTable").items()
-    table = {fastjson.text(key): {0: as_integer(offset, "An offset")} for key, offset in light}
+    table = {fastjson.to_text(key): {0: as_integer(offset, "An offset")} for key, offset in light}
     known = ("dataVersion", "groupTopicMap", "offsetTable", "lmqOffsetTable")
     return ConsumerOffsets(
         {**offsets.offsets, **table},
         offsets.data_version,
-        Unknown(unknown_fields(values, known)),
+        UnknownFields(select_unknown_fields(values, known)),
     )
 
 
@@ -351,9 +428,14 @@ def decode_consumer_offsets_file(text: str) -> ConsumerOffsets:
 
 @dataclass(frozen=True, slots=True)
 class OrderInfo:
-    """What the last orderly pop took of a queue: offsets, when (ms), and for how long it hides
-    them. Bit i of `done`: the i-th is acknowledged. `visible_ms` has those whose time was changed,
-    `counts` how often one came before; None: nothing came before at all."""
+    """The messages that the last ordered pop took from a queue.
+
+    `offsets` are their offsets, `pop_ms` is the time of the pop (ms since 1970), and `invisible_ms`
+    their invisible time. Bit i of `done` is set if message i is acknowledged. `visible_ms` maps an
+    offset to the time when the message becomes visible, for messages whose invisible time was
+    changed. `counts` maps an offset to the number of earlier deliveries; None means that no message
+    was delivered before.
+    """
 
     offsets: tuple[int, ...]
     pop_ms: int
@@ -365,17 +447,17 @@ class OrderInfo:
     counts: Mapping[int, int] | None = None
 
 
-def _offsets_from(value: Any, what: str) -> tuple[int, ...]:
-    """The first, then how far the others are from it."""
+def _read_offsets(value: Any, what: str) -> tuple[int, ...]:
+    """Return offsets from a list with the first offset and the differences of the others to it."""
     found = [as_integer(one, what) for one in as_list(value, what)]
     return tuple(one + found[0] if index else one for index, one in enumerate(found))
 
 
-ORDER = form(
+ORDER_CODEC = declare_object(
     OrderInfo,
-    offsets=json(
+    offsets=json_field(
         "o",
-        read=_offsets_from,
+        read=_read_offsets,
         write=lambda it: [one - it[0] if index else one for index, one in enumerate(it)],
     ),
     pop_ms="popTime",
@@ -383,24 +465,26 @@ ORDER = form(
     taken_ms="l",
     attempt_id="a",
     done="cm",
-    visible_ms=json("ot", write=lambda it: hash_map_of_integers(it, DEFAULT_BUCKETS) or None),
-    counts=json(
+    visible_ms=json_field(
+        "ot", write=lambda it: sort_integer_map_as_java(it, DEFAULT_BUCKETS) or None
+    ),
+    counts=json_field(
         "oc",
-        write=lambda it: None if it is None else hash_map_of_integers(it, DEFAULT_BUCKETS),
+        write=lambda it: None if it is None else sort_integer_map_as_java(it, DEFAULT_BUCKETS),
     ),
 )
 OrderTable = Mapping[str, Mapping[int, OrderInfo]]
-"""`topic@group` -> queue id -> what was taken."""
+"""The last ordered pop by `topic@group` and queue id."""
 
 
 def encode_order_file(table: OrderTable) -> str:
-    """The text of `consumerOrderInfo.json`."""
+    """Return the text of `consumerOrderInfo.json`."""
     written = {
         key: {
-            queue_id: ORDER.write(info)
-            for queue_id, info in hash_map_of_integers(queues, ORDER_QUEUE_BUCKETS).items()
+            queue_id: ORDER_CODEC.write(info)
+            for queue_id, info in sort_integer_map_as_java(queues, ORDER_QUEUE_BUCKETS).items()
         }
-        for key, queues in hash_map(table, ORDER_BUCKETS).items()
+        for key, queues in sort_map_as_java(table, ORDER_BUCKETS).items()
     }
     return fastjson.dumps_pretty({"table": written})
 
@@ -411,32 +495,34 @@ PULL, POP = "PULL", "POP"
 
 @body
 class RequestMode:
-    """How a group reads a topic, as 401 sets it: by PULL, or by POP. Those who pop share all queues
-    of a broker, or, with `share_queues` > 0, each has its own and those of so many members after
-    it."""
+    """Whether a group reads a topic by PULL or by POP, as SET_MESSAGE_REQUEST_MODE (401) sets it.
 
-    topic: str = json("topic")
-    group: str = json("consumerGroup")
-    mode: str = json("mode", default=PULL)
-    share_queues: int = json("popShareQueueNum", default=0)
+    If `share_queues` is 0, all members that pop share all queues of a broker. If it is n > 0, each
+    member pops from its own queues, and from those of the n members after it.
+    """
+
+    topic: str = json_field("topic")
+    group: str = json_field("consumerGroup")
+    mode: str = json_field("mode", default=PULL)
+    share_queues: int = json_field("popShareQueueNum", default=0)
 
 
-Modes = Mapping[str, Mapping[str, RequestMode]]
-"""Topic -> group -> mode."""
+RequestModes = Mapping[str, Mapping[str, RequestMode]]
+"""The request mode by topic and group."""
 encode_request_mode, decode_request_mode = body_codec(RequestMode, "mode")
-# 402's answer; and the inverse, of the file too.
-encode_request_modes: Callable[[Modes], bytes]
+# The response to GET_ALL_MESSAGE_REQUEST_MODE (402). The decoder also reads the file.
+encode_request_modes: Callable[[RequestModes], bytes]
 encode_request_modes, decode_request_modes = member_codec(
     "messageRequestModeMap", dict[str, dict[str, RequestMode]], "modes"
 )
 
 
-def encode_request_modes_file(modes: Modes) -> str:
-    """The text of `messageRequestMode.json`."""
-    write = FORMS[RequestMode].write
+def encode_request_modes_file(modes: RequestModes) -> str:
+    """Return the text of `messageRequestMode.json`."""
+    write = OBJECT_CODECS[RequestMode].write
     written = {
-        topic: {group: write(mode) for group, mode in hash_map(groups).items()}
-        for topic, groups in hash_map(modes).items()
+        topic: {group: write(mode) for group, mode in sort_map_as_java(groups).items()}
+        for topic, groups in sort_map_as_java(modes).items()
     }
     return fastjson.dumps_pretty({"messageRequestModeMap": written})
 
@@ -446,9 +532,12 @@ def encode_request_modes_file(modes: Modes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerFilter:
-    """What a group wants of a topic. Times are ms since 1970; it is dead when nobody of the group
-    subscribed to it any more. `bits` of `bit_count` are its places in RocketMQ's filter bitmaps;
-    `version` is when the client made the subscription."""
+    """The SQL92 filter of a group for a topic, as `consumerFilter.json` has it.
+
+    Times are ms since 1970. A filter is dead from the time when the last member of the group
+    dropped its subscription. `bits` are the positions of the filter in RocketMQ's filter bitmaps,
+    which have `bit_count` bits. `version` is the time when the client made the subscription.
+    """
 
     topic: str
     group: str
@@ -462,10 +551,11 @@ class ConsumerFilter:
 
     @property
     def is_dead(self) -> bool:
+        """Whether no member of the group has this filter any longer."""
         return self.dead_ms >= self.born_ms
 
 
-FILTER = form(
+FILTER_CODEC = declare_object(
     ConsumerFilter,
     topic="topic",
     group="consumerGroup",
@@ -478,22 +568,22 @@ FILTER = form(
 
 
 def encode_consumer_filters_file(filters: Iterable[ConsumerFilter]) -> str:
-    """The text of `consumerFilter.json`."""
+    """Return the text of `consumerFilter.json`."""
     by_topic: dict[str, dict[str, Any]] = {}
     for item in filters:
         bloom = {"bitNum": item.bit_count, "bitPos": item.bits} if item.bit_count else None
-        by_topic.setdefault(item.topic, {})[item.group] = completed(
-            FILTER.write(item), {"bloomFilterData": bloom, "dead": item.is_dead}
+        by_topic.setdefault(item.topic, {})[item.group] = merge_sorted(
+            FILTER_CODEC.write(item), {"bloomFilterData": bloom, "dead": item.is_dead}
         )
     topics = {
-        topic: {"groupFilterData": hash_map(groups), "topic": topic}
-        for topic, groups in hash_map(by_topic, FILTER_BUCKETS).items()
+        topic: {"groupFilterData": sort_map_as_java(groups), "topic": topic}
+        for topic, groups in sort_map_as_java(by_topic, FILTER_BUCKETS).items()
     }
     return fastjson.dumps_pretty({"filterDataByTopic": topics})
 
 
 def decode_consumer_filters_file(text: str) -> list[ConsumerFilter]:
-    """The inverse. Raises ProtocolError."""
+    """Decode the text of `consumerFilter.json`. Raises ProtocolError."""
     found = []
     topics = take_object(load_object(text, "consumer filters"), "filterDataByTopic")
     for topic, entry in topics.items():
@@ -501,14 +591,14 @@ def decode_consumer_filters_file(text: str) -> list[ConsumerFilter]:
             values = as_object(item, "A filter")
             bloom = take_object(values, "bloomFilterData")
             named = {**values, "topic": topic, "consumerGroup": group}
-            one = FILTER.read(named)
+            one = FILTER_CODEC.read(named)
             bits = tuple(as_integer(bit, "bitPos") for bit in take_list(bloom, "bitPos"))
             found.append(replace(one, bits=bits, bit_count=take_integer(bloom, "bitNum")))
     return found
 
 
 def encode_kv_config_file(namespaces: Mapping[str, Mapping[str, str]]) -> str:
-    """The text of a name server's `kvConfig.json`."""
+    """Return the text of a name server's `kvConfig.json`: the values by namespace and key."""
     return fastjson.dumps_file(
         {"configTable": {name: dict(table) for name, table in namespaces.items()}}
     )

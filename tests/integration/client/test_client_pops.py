@@ -26,7 +26,7 @@ from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
-from sluicemq.wire.popping import AckMessageRequest, Handle, PopMessageRequest
+from sluicemq.wire.popping import AckMessageRequest, PopMessageRequest, ReceiptHandle
 from waiting import limit
 
 
@@ -67,19 +67,19 @@ class Popper:
         """It answers no questions of tools, which would wait for them."""
         await self._ask(unregister("popper", consumer="G"))
 
-    async def pop(self, count: int) -> list[tuple[StoredMessage, Handle]]:
+    async def pop(self, count: int) -> list[tuple[StoredMessage, ReceiptHandle]]:
         header = PopMessageRequest(
             group="G", topic="T", queue_id=-1, count_max=count, invisible_ms=60_000, poll_ms=1000
         )
         answer = await self._ask(make_request(RequestCode.POP_MESSAGE, header))
         fields, found = header_fields(answer), decode_records(answer.body)
         numbers = (int(fields[name]) for name in ("popTime", "invisibleTime", "reviveQid"))
-        handle = Handle(found[0].queue_offset, *numbers, 0, "broker-a", 0)
+        handle = ReceiptHandle(found[0].queue_offset, *numbers, 0, "broker-a", 0)
         return [(one, handle._replace(offset=one.queue_offset)) for one in found]
 
-    async def acknowledge(self, handle: Handle) -> None:
+    async def acknowledge(self, handle: ReceiptHandle) -> None:
         header = AckMessageRequest(
-            group="G", topic="T", queue_id=0, handle=handle.text(), offset=handle.offset
+            group="G", topic="T", queue_id=0, handle=handle.encode(), offset=handle.offset
         )
         await self._ask(make_request(RequestCode.ACK_MESSAGE, header))
 

@@ -21,7 +21,7 @@ from sluicemq.net.grpc import Call, CallError, GrpcServer, Handler, StatusCode
 from sluicemq.net.http2 import Http2Connection
 from sluicemq.net.limits import FairScheduler, ServerLimits
 from sluicemq.wire import http2 as h
-from sluicemq.wire.hpack import HeaderReader
+from sluicemq.wire.hpack import HeaderDecoder
 
 CALLS: Final = 12
 LOG: Final = "sluicemq.net"
@@ -213,7 +213,7 @@ def check_frames(data: bytes) -> None:
     """Are these frames that a server may write?"""
     frames, rest = frames_of(data)
     assert not rest, "half a frame"
-    reader = HeaderReader()
+    reader = HeaderDecoder()
     begun: set[int] = set()
     ended: set[int] = set()
     reset: set[int] = set()
@@ -225,7 +225,7 @@ def check_frames(data: bytes) -> None:
         if kind == h.HEADERS:
             assert flags & h.END_HEADERS
             assert stream not in ended, f"{frame} after the end"
-            fields = reader.read(payload)
+            fields = reader.decode(payload)
             if stream not in begun:
                 assert fields.get(":status") in ("200", "415"), fields
             if flags & h.END_STREAM:
@@ -238,8 +238,8 @@ def check_frames(data: bytes) -> None:
             assert payload
         elif kind == h.RST_STREAM:
             reset.add(stream)
-            code = h.read_number(payload, "RST_STREAM")
-            assert stream not in ended or code == h.Code.NO_ERROR, frame
+            code = h.read_integer(payload, "RST_STREAM")
+            assert stream not in ended or code == h.ErrorCode.NO_ERROR, frame
         elif kind == h.GOAWAY:
             assert frame is frames[-1], "frames after the end"
         else:

@@ -201,7 +201,7 @@ class Caller(Bystander):
         host, port = self._address
         with Client(port, host) as client:
             client.begin()
-            client.send(h.window_update(0, http2.WINDOW))
+            client.send(h.encode_window_update(0, http2.WINDOW))
             numbers = itertools.count()
 
             def ask() -> str:

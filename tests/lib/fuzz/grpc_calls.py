@@ -18,13 +18,13 @@ from typing import Any, Final
 
 from sluicemq.net.grpc import Call, GrpcServer
 from sluicemq.proxy import messages as m
-from sluicemq.wire.hpack import Field
+from sluicemq.wire.hpack import HeaderField
 
 SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
 TOPIC, GROUP = m.Resource(name="T"), m.Resource(name="G")
 HANDLE: Final = "0 1790000000000 60000 3 0 broker-a 0 0"
 CLIENT: Final = "host@4711@0@2a"
-METADATA: Final[tuple[Field, ...]] = (
+METADATA: Final[tuple[HeaderField, ...]] = (
     ("x-mq-language", "PYTHON"), ("x-mq-protocol", "v2"), ("x-mq-client-version", "5.0.8"),
     ("x-mq-client-id", CLIENT), ("x-mq-namespace", ""), ("x-mq-date-time", "20261123T094500Z"),
     ("x-mq-request-id", "8c7f4d0e-36d1-4a53-8b0c-6f1c62a7a5d1"),

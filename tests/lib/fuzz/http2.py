@@ -17,15 +17,17 @@ from fuzz.grpc_calls import METADATA, SERVICE
 from fuzz.mutate import NAMES, VALUES, Input
 from http2_client import Frame, HeaderWriter, coded, frames_of, number, plain
 from sluicemq.wire import http2 as h
-from sluicemq.wire.hpack import Field
+from sluicemq.wire.hpack import HeaderField
 
 WINDOW: Final = (1 << 30) - 1
 OPENING: Final = (
-    h.PREFACE + h.settings({h.Setting.INITIAL_WINDOW_SIZE: WINDOW}) + h.window_update(0, WINDOW)
+    h.PREFACE
+    + h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: WINDOW})
+    + h.encode_window_update(0, WINDOW)
 )
 ASK: Final = b"fuzz-ask"
-QUESTION: Final = h.frame(h.PING, 0, 0, ASK)
-ANSWER: Final = h.frame(h.PING, h.ACK, 0, ASK)
+QUESTION: Final = h.encode_frame(h.PING, 0, 0, ASK)
+ANSWER: Final = h.encode_frame(h.PING, h.ACK, 0, ASK)
 NUMBERS: Final = (
     0, 1, 2, 5, -1, 127, 128, 255, 256, 16_383, 16_384, 16_385, 65_535, (1 << 31) - 1, 1 << 31,
     (1 << 32) - 1, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1,
@@ -69,7 +71,7 @@ class Http2Mutator:
         self._stream += 2 * rng.choice((1, 1, 1, 1, 7))
         return Input(kind, b"".join(self._frames(fields, body, is_odd=kind == "odd")))
 
-    def _fields(self, name: str) -> list[Field]:
+    def _fields(self, name: str) -> list[HeaderField]:
         timeout = [("grpc-timeout", self._rng.choice(TIMEOUTS))] * (self._rng.random() < 0.3)
         return [
             (":method", "POST"), (":scheme", "http"), (":path", SERVICE + name),
@@ -77,7 +79,7 @@ class Http2Mutator:
             ("content-type", "application/grpc"), *timeout, *METADATA,
         ]  # fmt: skip
 
-    def _metadata(self, name: str) -> list[Field]:
+    def _metadata(self, name: str) -> list[HeaderField]:
         """Fields too few, too many, of other values."""
         rng = self._rng
         fields = self._fields(name)
@@ -94,7 +96,7 @@ class Http2Mutator:
                 fields.append((rng.choice((*BINARY, "", "X", "x" * 300, ":path")), "\xff\0"))
         return fields
 
-    def _frames(self, fields: list[Field], body: bytes, *, is_odd: bool) -> Iterator[bytes]:
+    def _frames(self, fields: list[HeaderField], body: bytes, *, is_odd: bool) -> Iterator[bytes]:
         rng, stream = self._rng, self._stream
         ends_at_once = not body
         block = self._writer.write(fields, form=rng.choice((0x40, 0x40, 0, 0x10)))
@@ -109,7 +111,7 @@ class Http2Mutator:
                 part, flags = bytes([padding]) + part + bytes(padding), h.PADDED
             else:
                 flags = 0
-            yield h.frame(
+            yield h.encode_frame(
                 h.DATA, flags | h.END_STREAM * (at >= len(body) and end < 0.8), stream, part
             )
             if is_odd and rng.random() < 0.1:
@@ -117,38 +119,42 @@ class Http2Mutator:
             if at > 40_000 and size < 100:  # else a large one would be a flood of small frames
                 body = body[:at]
         if end > 0.95:
-            yield h.reset(stream, h.Code.CANCEL)
+            yield h.encode_rst_stream(stream, h.ErrorCode.CANCEL)
         elif end > 0.9:
             trailers = self._writer.write([("x-end", "1")])
-            yield h.frame(h.HEADERS, h.END_HEADERS | h.END_STREAM, stream, trailers)
+            yield h.encode_frame(h.HEADERS, h.END_HEADERS | h.END_STREAM, stream, trailers)
         elif end > 0.8:
-            yield h.frame(h.DATA, h.END_STREAM, stream)
+            yield h.encode_frame(h.DATA, h.END_STREAM, stream)
 
     def _block(self, block: bytes, flags: int, *, is_odd: bool) -> Iterator[bytes]:
         rng, stream = self._rng, self._stream
         if not is_odd and len(block) <= h.FRAME_BYTES_MAX:
-            yield h.frame(h.HEADERS, flags | h.END_HEADERS, stream, block)
+            yield h.encode_frame(h.HEADERS, flags | h.END_HEADERS, stream, block)
             return
         at = rng.choice((0, 1, len(block) // 2, min(len(block), 16_000)))
         first, rest = block[:at], block[at:]
         if rng.random() < 0.5:
             flags |= h.PADDED | h.HAS_PRIORITY
             first = b"\x02" + struct.pack(">IB", 0, 15) + first + b"\0\0"
-        yield h.frame(h.HEADERS, flags | h.END_HEADERS * (not rest), stream, first)
+        yield h.encode_frame(h.HEADERS, flags | h.END_HEADERS * (not rest), stream, first)
         while rest:
             size = rng.choice((50, 500, 16_384))
             part, rest = rest[:size], rest[size:]
-            yield h.frame(h.CONTINUATION, h.END_HEADERS * (not rest), stream, part)
+            yield h.encode_frame(h.CONTINUATION, h.END_HEADERS * (not rest), stream, part)
 
     def _between(self) -> bytes:
         """What may come at any time between frames."""
         return self._rng.choice(
             (
-                h.frame(h.PING, 0, 0, b"\0" * 8), h.frame(0x42, 0xFF, self._stream, b"?"),
-                h.frame(h.PRIORITY, 0, self._stream, bytes(5)), h.window_update(0, 1),
-                h.settings({h.Setting.INITIAL_WINDOW_SIZE: self._rng.choice((0, 1, WINDOW))}),
-                h.settings({h.Setting.MAX_FRAME_SIZE: 1 << 20}), h.frame(h.SETTINGS, h.ACK, 0),
-                h.settings({h.Setting.HEADER_TABLE_SIZE: 0}),
+                h.encode_frame(h.PING, 0, 0, b"\0" * 8),
+                h.encode_frame(0x42, 0xFF, self._stream, b"?"),
+                h.encode_frame(h.PRIORITY, 0, self._stream, bytes(5)), h.encode_window_update(0, 1),
+                h.encode_settings(
+                    {h.Setting.INITIAL_WINDOW_SIZE: self._rng.choice((0, 1, WINDOW))}
+                ),
+                h.encode_settings({h.Setting.MAX_FRAME_SIZE: 1 << 20}),
+                h.encode_frame(h.SETTINGS, h.ACK, 0),
+                h.encode_settings({h.Setting.HEADER_TABLE_SIZE: 0}),
             )
         )  # fmt: skip
 
@@ -254,7 +260,7 @@ class Http2Mutator:
             (self._heads, self._payloads, self._order, self._blocks, self._said, self._flood)
         )
         make(frames)
-        data = h.PREFACE + b"".join(h.frame(*frame) for frame in frames)
+        data = h.PREFACE + b"".join(h.encode_frame(*frame) for frame in frames)
         if rng.random() < 0.15:
             data = self._bytes(data)
         return Input(make.__name__[1:], data, breaks=True)
@@ -275,7 +281,7 @@ class Http2Mutator:
                     (0, 1, 2, stream + 2, stream + 1, max(stream - 2, 0), (1 << 31) - 1, 1 << 31)
                 )
             else:
-                payload = h.head(
+                payload = h.encode_frame_header(
                     rng.choice((0, 1, 8, 1 << 14, (1 << 14) + 1, (1 << 24) - 1)), kind, flags,
                     stream & 0xFFFFFFFF,
                 ) + payload  # fmt: skip

@@ -6,14 +6,14 @@ from simulation.stepped import SteppedBroker
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import pop_kind, pop_retry_topic
 from sluicemq.record.codec import decode_records
-from sluicemq.wire.popping import Handle
+from sluicemq.wire.popping import ReceiptHandle
 
 
 class Held(NamedTuple):
     """A message that a consumer holds."""
 
     topic: str
-    handle: Handle
+    handle: ReceiptHandle
     message: StoredMessage
 
     @property
@@ -55,7 +55,7 @@ class Popper:
             self.group, topic, queue_id, offsets, offsets[-1] + 1, now_ms, invisible_ms
         )
         name, kind = broker.settings.broker.broker_name, pop_kind(topic)
-        handle = Handle(offsets[0], now_ms, invisible_ms, revive_queue, kind, name, queue_id)
+        handle = ReceiptHandle(offsets[0], now_ms, invisible_ms, revive_queue, kind, name, queue_id)
         return [
             Held(topic, handle._replace(offset=message.queue_offset), message)
             for message in messages

@@ -6,7 +6,7 @@ Messages are told apart by their property `n`.
 from simulation.stepped import SteppedBroker, SteppedClient, send_fields
 from sluicemq.record.codec import decode_records
 from sluicemq.wire.frames import Command
-from sluicemq.wire.popping import Handle
+from sluicemq.wire.popping import ReceiptHandle
 
 POP, ACK = 200050, 200051
 
@@ -40,7 +40,7 @@ def fields_of(answer: Command) -> dict[str, str]:
     return answer.fields
 
 
-def handles(answer: Command) -> dict[int, Handle]:
+def handles(answer: Command) -> dict[int, ReceiptHandle]:
     """By message number, as a client makes them of the answer's texts."""
     fields = fields_of(answer)
     starts = {}
@@ -51,19 +51,19 @@ def handles(answer: Command) -> dict[int, Handle]:
     for m in decode_records(answer.body):
         number = int(m.properties["n"])
         if "POP_CK" in m.properties:
-            found[number] = Handle.parse(m.properties["POP_CK"])
+            found[number] = ReceiptHandle.parse(m.properties["POP_CK"])
         else:
-            found[number] = Handle(
+            found[number] = ReceiptHandle(
                 starts[0, m.queue_id], int(fields["popTime"]), int(fields["invisibleTime"]),
                 int(fields["reviveQid"]), 0, "broker-a", m.queue_id, m.queue_offset,
             )  # fmt: skip
     return found
 
 
-def ack(client: SteppedClient, handle: Handle, **changes: object) -> Command:
+def ack(client: SteppedClient, handle: ReceiptHandle, **changes: object) -> Command:
     """The answer to an acknowledgement (200051)."""
     fields: dict[str, object] = {
         "consumerGroup": "G", "topic": "T", "queueId": handle.queue_id, "offset": handle.offset,
-        "extraInfo": handle.text(),
+        "extraInfo": handle.encode(),
     }  # fmt: skip
     return client.call(ACK, fields | changes)

@@ -37,7 +37,7 @@ from sluicemq.testing.files import CrashableFiles
 from sluicemq.testing.virtual import VirtualClock
 from sluicemq.wire.bodies import ConsumerData, Heartbeat, encode_consumer_list
 from sluicemq.wire.codes import RequestCode
-from sluicemq.wire.frames import Command, FrameReader, Pieces, encode
+from sluicemq.wire.frames import Command, FrameBuffer, FrameReader, encode
 
 PERIOD_S: Final = 30
 """Of registrations, routes and heartbeats alike."""
@@ -163,7 +163,7 @@ class CountingNetwork(MemoryNetwork):
         serve = dispatcher.handle_data
         role = "broker" if RequestCode.PULL_MESSAGE in dispatcher.handlers else "name server"
 
-        def counted(pieces: Pieces, peer: Peer, data: bytes) -> None:
+        def counted(pieces: FrameBuffer, peer: Peer, data: bytes) -> None:
             for command in self._readers.setdefault(id(peer), FrameReader()).feed(data):
                 self.asked[role, command.code] += 1
                 self.bytes[role, command.code] += len(encode(command))

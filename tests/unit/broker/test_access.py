@@ -18,7 +18,7 @@ from sluicemq.model.subscription import Subscription
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.bodies import ConsumerData, Heartbeat, encode_heartbeat
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
-from sluicemq.wire.popping import Handle
+from sluicemq.wire.popping import ReceiptHandle
 from sluicemq.wire.signature import sign_command
 
 PATH = "/store/conf/plain_acl.yml"
@@ -217,7 +217,8 @@ def test_acknowledging_a_retry_needs_the_permission_of_the_topic_it_comes_from(
     broker: SteppedBroker, topic: str, is_refused: bool
 ) -> None:
     fields = {"consumerGroup": "G", "topic": topic, "queueId": 0, "offset": 0,
-              "extraInfo": Handle(0, 1, 60_000, 0, 1, "broker-a", 0, 0, 0).text()}  # fmt: skip
+              "extraInfo": ReceiptHandle(
+                  0, 1, 60_000, 0, 1, "broker-a", 0, 0, 0).encode()}  # fmt: skip
     remark = reader(broker).call(200051, fields).remark or ""
     assert ("No default permission for topic:U" in remark) == is_refused
     assert ("permission" in remark) == is_refused

@@ -22,7 +22,7 @@ from sluicemq.wire.bodies import (
     encode_lock_batch,
 )
 from sluicemq.wire.frames import Command
-from sluicemq.wire.popping import Handle, PopAck, encode_pop_acks
+from sluicemq.wire.popping import PopAck, ReceiptHandle, encode_pop_acks
 from sluicemq.wire.signature import sign_command
 
 RULES_PATH = "/store/conf/plain_acl.yml"
@@ -44,7 +44,7 @@ class Victim:
     """A broker, and what `owner001` has there."""
 
     broker: SteppedBroker
-    handle: Handle
+    handle: ReceiptHandle
     half_offset: int
     half_place: int
     recall_handle: str
@@ -90,7 +90,7 @@ def victim() -> Victim:
     broker = SteppedBroker(config=config, files=files)
     broker.core.topics.put(TopicConfig("T", 1, 1), TopicConfig("M", 1, 1))
     broker.core.groups.put(GroupConfig("G"), GroupConfig("I"))
-    found = Victim(broker, Handle(0, 0, 0, 0, 0, "", 0, 0), 0, 0, "")
+    found = Victim(broker, ReceiptHandle(0, 0, 0, 0, 0, "", 0, 0), 0, 0, "")
 
     def call(code: int, fields: Mapping[str, object], body: bytes = b"") -> Command:
         answer = found.call("owner001", code, fields, body)
@@ -130,7 +130,7 @@ def _ack(victim: Victim, group: str, topic: str) -> Mapping[str, object]:
         "topic": topic,
         "queueId": 0,
         "offset": 0,
-        "extraInfo": victim.handle.text(),
+        "extraInfo": victim.handle.encode(),
         "invisibleTime": 1000,
     }
 
@@ -238,7 +238,7 @@ def attacks(victim: Victim) -> dict[str, Attack]:
     return found
 
 
-NAMES = sorted(attacks(Victim(SteppedBroker(), Handle(0, 0, 0, 0, 0, "", 0, 0), 0, 0, "")))
+NAMES = sorted(attacks(Victim(SteppedBroker(), ReceiptHandle(0, 0, 0, 0, 0, "", 0, 0), 0, 0, "")))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -50,7 +50,7 @@ def asking(client_id: str = "c", **changes: Any) -> bytes:
 def shares_in(answer: Command) -> tuple[set[str], Shares]:
     """The modes, and (broker, queue id) of the queues."""
     assert answer.code == 0
-    found = bodies.decode_assignments(answer.body).found
+    found = bodies.decode_assignments(answer.body).assignments
     if found is None:
         assert bytes(answer.body) == b"{}"
         return set(), None

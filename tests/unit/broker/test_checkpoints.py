@@ -193,7 +193,7 @@ def test_a_changed_time_counts_from_now_and_with_the_new_handle(
     broker.run(5.0)
     later = popper.change(a, 20_000)
     at_once = popper.change(b, 0)
-    assert later.handle.text() == f"0 {START_MS + 5000} 20000 0 0 broker-a 0 0"
+    assert later.handle.encode() == f"0 {START_MS + 5000} 20000 0 0 broker-a 0 0"
     assert at_once.handle.start_offset == 1
     broker.settle()
     assert came_back(broker) == [b"b"]

@@ -23,7 +23,7 @@ from sluicemq.model.ids import Host
 from sluicemq.net.network import MemoryNetwork
 from sluicemq.net.work.background import Offload, offload_inline
 from sluicemq.testing.files import CrashableFiles
-from sluicemq.wire.ha import Epoch
+from sluicemq.wire.ha import LogTerm
 from waiting import limit
 
 pytestmark = pytest.mark.slow
@@ -119,7 +119,7 @@ class Pair:
         for place, entries in zip(epochs, terms or [(), ()], strict=True):
             for entry in entries:
                 assert place is not None
-                place.begin(Epoch(*entry))
+                place.begin(LogTerm(*entry))
         self.epochs = epochs
         self.admission = Admission(settings)
         self.feeds = Feeds(

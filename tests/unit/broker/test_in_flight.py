@@ -44,7 +44,7 @@ def test_what_is_popped_counts_until_it_is_acknowledged(
         broker.pass_seconds(1)
     ack(client, handles(answer)[1])
     assert lag(client) == 4
-    assert [(one.queue_offset, one.times) for one in held(client)] == [(0, 1), (2, 1)]
+    assert [(one.queue_offset, one.delivery_count) for one in held(client)] == [(0, 1), (2, 1)]
 
 
 def test_what_comes_again_counts_once(broker: SteppedBroker, client: SteppedClient) -> None:
@@ -55,7 +55,7 @@ def test_what_comes_again_counts_once(broker: SteppedBroker, client: SteppedClie
     again = client.call(POP, pop_fields(broker, maxMsgNums=1))
     assert lag(client, RETRY) == 2
     (one,) = held(client, topic=RETRY)
-    assert (one.queue_offset, one.times) == (0, 2)
+    assert (one.queue_offset, one.delivery_count) == (0, 2)
     ack(client, next(iter(handles(again).values())), topic=RETRY)
     assert lag(client, RETRY) == 1
 
@@ -76,7 +76,7 @@ def test_it_is_known_who_has_a_message_and_until_when(
     one.connection.call(
         CHANGE,
         {"consumerGroup": "G", "topic": "T", "queueId": 0, "offset": 1,
-         "extraInfo": handle.text(), "invisibleTime": 90_000},
+         "extraInfo": handle.encode(), "invisibleTime": 90_000},
     )  # fmt: skip
     (changed,) = held(client, topic="T", queueId=0, queueOffset=1)
     assert (changed.client_id, changed.visible_ms) == ("one", now_ms + 91_000)
@@ -97,7 +97,7 @@ def test_in_order_what_is_done_behind_the_offset_does_not_count(
     assert (lag(client), matched(client).in_flight) == (3, 0)
     assert held(client) == []
     client.call(POP, pop_fields(broker, queueId=0, order="true", maxMsgNums=1))
-    assert [(one.queue_offset, one.times) for one in held(client)] == [(0, 2)]
+    assert [(one.queue_offset, one.delivery_count) for one in held(client)] == [(0, 2)]
 
 
 def test_what_matches_is_counted_with_what_is_in_flight(

@@ -9,26 +9,28 @@ from simulation.stepped import SteppedBroker, SteppedClient
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import fastjson
 from sluicemq.wire.frames import Command
-from sluicemq.wire.popping import Handle
+from sluicemq.wire.popping import ReceiptHandle
 
 BATCH_ACK, CHANGE = 200151, 200053
 OK, ILLEGAL, NO_TOPIC, NO_MESSAGE = 0, 13, 17, 208
 ZEROS = {"popTime": "0", "invisibleTime": "0", "reviveQid": "0"}
 
 
-def pop(broker: SteppedBroker, client: SteppedClient, **changes: object) -> dict[int, Handle]:
+def pop(
+    broker: SteppedBroker, client: SteppedClient, **changes: object
+) -> dict[int, ReceiptHandle]:
     return handles(client.call(POP, pop_fields(broker, **changes)))
 
 
-def change(client: SteppedClient, handle: Handle, ms: int, **changes: object) -> Command:
+def change(client: SteppedClient, handle: ReceiptHandle, ms: int, **changes: object) -> Command:
     fields: dict[str, object] = {
         "consumerGroup": "G", "topic": "T", "queueId": handle.queue_id, "offset": handle.offset,
-        "extraInfo": handle.text(), "invisibleTime": ms,
+        "extraInfo": handle.encode(), "invisibleTime": ms,
     }  # fmt: skip
     return client.call(CHANGE, fields | changes)
 
 
-def batch(handle: Handle, differences: list[int], **changes: object) -> dict[str, object]:
+def batch(handle: ReceiptHandle, differences: list[int], **changes: object) -> dict[str, object]:
     bits = sum(1 << difference for difference in differences)
     return {
         "b": base64.b64encode(bits.to_bytes(16, "little")).decode(), "c": "G",
@@ -64,7 +66,7 @@ def test_an_acknowledgement_is_answered_when_it_is_stored(
     fill(client, 1)
     handle = pop(broker, client)[0]
     fields = {"consumerGroup": "G", "topic": "T", "queueId": 0, "offset": 0,
-              "extraInfo": handle.text()}  # fmt: skip
+              "extraInfo": handle.encode()}  # fmt: skip
     request = client.request(200051, fields)
     client.feed(request)
     assert request.opaque not in client.answers
@@ -250,7 +252,7 @@ def test_what_is_wrong_with_a_change(broker: SteppedBroker, client: SteppedClien
 
 def pop_ordered(
     broker: SteppedBroker, client: SteppedClient, **changes: object
-) -> tuple[Command, dict[int, Handle]]:
+) -> tuple[Command, dict[int, ReceiptHandle]]:
     answer = client.call(POP, pop_fields(broker, order="true", **changes))
     return answer, handles(answer)
 

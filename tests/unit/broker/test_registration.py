@@ -13,8 +13,7 @@ from sluicemq.model.topic import TopicConfig
 from sluicemq.wire import bodies
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import RegisterBrokerRequest
-from sluicemq.wire.registration import decode_register_body
+from sluicemq.wire.registration import RegisterBrokerRequest, decode_register_body
 from sluicemq.wire.replicas import BrokerHeartbeatRequest
 
 LOST = ConnectionLostError("Cannot connect to ns:9876: refused.")

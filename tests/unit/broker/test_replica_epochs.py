@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from sluicemq.broker.replication.epochs import NONE, Epochs, parse_epochs, render_epochs
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import SYSTEM_FILES
-from sluicemq.wire.ha import Epoch
+from sluicemq.wire.ha import LogTerm
 
 TEXT = "2\n773307083\n7-7000\n8-8000\n"
 """RocketMQ's own example, with its checksum."""
 
 
 def test_the_text_is_that_of_rocketmq() -> None:
-    assert render_epochs((Epoch(7, 7000), Epoch(8, 8000))) == TEXT
+    assert render_epochs((LogTerm(7, 7000), LogTerm(8, 8000))) == TEXT
     assert parse_epochs(TEXT) == ((7, 7000), (8, 8000))
     assert parse_epochs("1\n0\n7-7000\n") == ((7, 7000),), "0 is not checked"
 
@@ -38,7 +38,7 @@ def test_damage_is_found(text: str, why: str) -> None:
 @given(st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**40)))
 def test_what_is_written_is_read(found: dict[int, int]) -> None:
     starts = sorted(set(found.values()))
-    epochs = tuple(Epoch(*pair) for pair in zip(sorted(found), starts, strict=False))
+    epochs = tuple(LogTerm(*pair) for pair in zip(sorted(found), starts, strict=False))
     assert parse_epochs(render_epochs(epochs)) == epochs
 
 
@@ -54,8 +54,8 @@ def test_reigns_begin_and_end(tmp_path: Path) -> None:
     epochs.reign(4, 100, 800)
     epochs.reign(5, 100, 800)
     assert epochs.entries == ((3, 100), (5, 800)), "nothing was written in epoch 4"
-    epochs.begin(Epoch(5, 900))
-    epochs.begin(Epoch(2, 900))
+    epochs.begin(LogTerm(5, 900))
+    epochs.begin(LogTerm(2, 900))
     assert epochs.last == (5, 800)
     assert epochs.at(50) == ((3, 100), 800)
     assert epochs.at(799) == ((3, 100), 800)
@@ -71,7 +71,7 @@ def test_reigns_begin_and_end(tmp_path: Path) -> None:
 def test_lines_behind_the_logs_end_are_forgotten(tmp_path: Path) -> None:
     epochs = opened(tmp_path, 0)
     for number in (1, 2, 3):
-        epochs.begin(Epoch(number, number * 100))
+        epochs.begin(LogTerm(number, number * 100))
     assert opened(tmp_path, 200).entries == ((1, 100), (2, 200))
     assert opened(tmp_path, 900).entries == ((1, 100), (2, 200)), "for good"
 
@@ -80,8 +80,8 @@ def test_a_damaged_file_stops_the_start_and_a_missing_one_has_an_older_edition(
     tmp_path: Path,
 ) -> None:
     epochs = opened(tmp_path, 0)
-    epochs.begin(Epoch(1, 0))
-    epochs.begin(Epoch(2, 100))
+    epochs.begin(LogTerm(1, 0))
+    epochs.begin(LogTerm(2, 100))
     path = tmp_path / "epochFileCheckpoint"
     path.write_text(path.read_text().replace("2-100", "2-101"))
     with pytest.raises(StoreDamagedError, match="checksum"):

@@ -9,7 +9,7 @@ from sluicemq.broker.admin.status import Spans
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.wire import bodies, fastjson
-from sluicemq.wire.popping import Handle
+from sluicemq.wire.popping import ReceiptHandle
 
 STATISTICS, OF_BROKER, PRODUCERS, TOPICS, SUBSCRIPTION, FORBIDDEN = 315, 317, 328, 343, 345, 353
 PULL, COMMIT, DELETE_TOPIC, UNITS = 11, 15, 215, 321
@@ -109,13 +109,13 @@ def test_what_is_sent_back_and_acknowledged_is_counted(
     }  # fmt: skip
     answer = client.call(200050, pop)
     fields = answer.fields or {}
-    handle = Handle(
+    handle = ReceiptHandle(
         0, int(fields["popTime"]), int(fields["invisibleTime"]), int(fields["reviveQid"]), 0,
         "broker-a", 0, 0,
     )  # fmt: skip
     done = {
         "consumerGroup": "G", "topic": "T", "queueId": "0", "offset": "0",
-        "extraInfo": handle.text(),
+        "extraInfo": handle.encode(),
     }  # fmt: skip
     assert client.call(200051, done).code == 0
     pass_s(broker, 11)

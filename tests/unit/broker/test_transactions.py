@@ -721,7 +721,7 @@ def test_undecided_transactions_are_listed_in_pages(broker: SteppedBroker) -> No
     assert {(item.group, item.keys, item.tag, item.checks) for item in items} == {
         ("P", "k1 k2", "A", 1)
     }
-    assert items[0].asked == str(client.peer.remote)
+    assert items[0].asked_client_address == str(client.peer.remote)
     assert [item.transaction_id for item in listed(client, topic="U")] == ["ID2", "ID4"]
     assert listed(client, producerGroup="Q") == []
 

@@ -145,5 +145,5 @@ def test_a_stage_property_says_all_and_is_read_back(stage: staging.Stage) -> Non
 
 @pytest.mark.parametrize("text", [b"", b"q/1/2/3/-/-", b"q/x/2/3/-/-/T", b"q/1/2/3/-/Z9/T"])
 def test_another_text_is_no_stage(text: bytes) -> None:
-    with pytest.raises(Exception, match=r"does not say|has the delay"):
+    with pytest.raises(Exception, match=r"not a valid stage property|has the invalid delay"):
         staging.parse_stage(text)

@@ -13,7 +13,7 @@ from sluicemq.nameserver.routes import (
     all_at_once,
     in_zone,
 )
-from sluicemq.wire.headers import RegisterBrokerResponse
+from sluicemq.wire.registration import RegisterBrokerResponse
 
 
 def topics(

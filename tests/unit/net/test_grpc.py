@@ -136,7 +136,7 @@ def test_a_method_that_is_not_served_says_so() -> None:
         assert answer.status == StatusCode.UNIMPLEMENTED
         assert answer.headers["grpc-accept-encoding"] == "identity"
         block = client.writer.write([(":method", "GET"), (":path", ECHO)])
-        client.send(h.frame(h.HEADERS, h.END_HEADERS | h.END_STREAM, 99, block))
+        client.send(h.encode_frame(h.HEADERS, h.END_HEADERS | h.END_STREAM, 99, block))
         assert client.answer(99).headers == {":status": "415"}
 
     by_hand(talk)
@@ -146,7 +146,7 @@ def test_a_compressed_or_unending_or_large_message_ends_the_call() -> None:
     def talk(client: Client) -> None:
         def ends_with(data: bytes, status: StatusCode) -> None:
             stream = client.open(ECHO)
-            client.send(h.frame(h.DATA, h.END_STREAM, stream, data))
+            client.send(h.encode_frame(h.DATA, h.END_STREAM, stream, data))
             assert client.answer(stream).status == status
 
         ends_with(struct.pack(">BI", 1, 3) + b"abc", StatusCode.UNIMPLEMENTED)
@@ -163,13 +163,13 @@ def test_a_method_that_takes_one_message_gets_one() -> None:
 
     def talk(client: Client) -> None:
         stream = client.open("/test.Service/Hold")
-        client.send(h.frame(h.DATA, h.END_STREAM, stream, message(b"a") * 50))
+        client.send(h.encode_frame(h.DATA, h.END_STREAM, stream, message(b"a") * 50))
         assert client.answer(stream).status == StatusCode.INTERNAL
         assert len(HELD) == 1
         for flags in (h.END_HEADERS | h.END_STREAM, h.END_HEADERS):
             stream = client.open("/test.Service/Hold", flags=flags)
             if not flags & h.END_STREAM:
-                client.send(h.frame(h.DATA, h.END_STREAM, stream))
+                client.send(h.encode_frame(h.DATA, h.END_STREAM, stream))
             assert client.answer(stream).status == StatusCode.INTERNAL
         assert len(HELD) == 1
 
@@ -184,14 +184,14 @@ def test_an_end_that_waits_for_a_window_is_an_end() -> None:
             client.begin((h.Setting.INITIAL_WINDOW_SIZE, 0))
             stream = client.open("/test.Service/Converse")
             compressed = struct.pack(">BI", 1, 3) + b"abc"
-            client.send(h.frame(h.DATA, 0, stream, message(b"one") + compressed))
-            client.send(h.frame(h.DATA, h.END_STREAM, stream, message(b"two")))
-            client.send(h.frame(h.PING, 0, 0, bytes(8)))
+            client.send(h.encode_frame(h.DATA, 0, stream, message(b"one") + compressed))
+            client.send(h.encode_frame(h.DATA, h.END_STREAM, stream, message(b"two")))
+            client.send(h.encode_frame(h.PING, 0, 0, bytes(8)))
             assert client.until(h.PING).flags == h.ACK
-            client.send(h.window_update(stream, 1000))
+            client.send(h.encode_window_update(stream, 1000))
             answer = client.answer(stream)
             assert (answer.messages, answer.status) == ([b"ONE"], StatusCode.UNIMPLEMENTED)
-            client.send(h.settings({h.Setting.INITIAL_WINDOW_SIZE: h.WINDOW_BYTES}))
+            client.send(h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: h.WINDOW_BYTES}))
             assert client.call(ECHO, b"on").messages == [b"on"]
 
     run(talk)
@@ -202,8 +202,8 @@ def test_after_its_end_nothing_is_sent_of_a_call() -> None:
         def ask(client: Client) -> int:
             client.begin((h.Setting.INITIAL_WINDOW_SIZE, 0))
             stream = client.open("/test.Service/Hold")
-            client.send(h.frame(h.DATA, h.END_STREAM, stream, message(b"x")))
-            client.send(h.frame(h.PING, 0, 0, bytes(8)))
+            client.send(h.encode_frame(h.DATA, h.END_STREAM, stream, message(b"x")))
+            client.send(h.encode_frame(h.PING, 0, 0, bytes(8)))
             client.until(h.PING)
             return stream
 
@@ -212,13 +212,13 @@ def test_after_its_end_nothing_is_sent_of_a_call() -> None:
                 stream = await asyncio.to_thread(ask, client)
                 HELD[0].send(b"one")
                 HELD[0].end(StatusCode.NOT_FOUND)
-                client.send(h.window_update(stream, 1000))
+                client.send(h.encode_window_update(stream, 1000))
                 HELD[0].send(b"two")
                 HELD[0].reply(b"three")
                 HELD[0].end()
                 answer = await asyncio.to_thread(client.answer, stream)
                 assert (answer.messages, answer.status) == ([b"one"], StatusCode.NOT_FOUND)
-                client.send(h.settings({h.Setting.INITIAL_WINDOW_SIZE: h.WINDOW_BYTES}))
+                client.send(h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: h.WINDOW_BYTES}))
                 again = await asyncio.to_thread(client.call, ECHO, b"on")
                 assert again.messages == [b"on"]
 
@@ -228,11 +228,11 @@ def test_after_its_end_nothing_is_sent_of_a_call() -> None:
 def test_a_client_that_streams_has_each_message_answered() -> None:
     def talk(client: Client) -> None:
         stream = client.open("/test.Service/Converse")
-        client.send(h.frame(h.DATA, 0, stream, message(b"one") + message(b"two")[:4]))
+        client.send(h.encode_frame(h.DATA, 0, stream, message(b"one") + message(b"two")[:4]))
         assert client.until(h.DATA, stream).payload == message(b"ONE")
-        client.send(h.frame(h.DATA, 0, stream, message(b"two")[4:]))
+        client.send(h.encode_frame(h.DATA, 0, stream, message(b"two")[4:]))
         assert client.until(h.DATA, stream).payload == message(b"TWO")
-        client.send(h.frame(h.DATA, h.END_STREAM, stream))
+        client.send(h.encode_frame(h.DATA, h.END_STREAM, stream))
         assert client.answer(stream).status == 0
 
     by_hand(talk)
@@ -264,9 +264,9 @@ def by_hand_of_time(
 def test_a_call_is_over_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     def talk(client: Client, passed: Callable[[float], None]) -> None:
         patient = client.begin().open("/test.Service/Hold", ("grpc-timeout", "8H"))
-        client.send(h.frame(h.DATA, h.END_STREAM, patient, message(b"x")))
+        client.send(h.encode_frame(h.DATA, h.END_STREAM, patient, message(b"x")))
         hurried = client.open("/test.Service/Hold", ("grpc-timeout", "30m"))
-        client.send(h.frame(h.DATA, h.END_STREAM, hurried, message(b"x")))
+        client.send(h.encode_frame(h.DATA, h.END_STREAM, hurried, message(b"x")))
         client.call(ECHO, b"")  # what was sent before has begun
         assert [call.is_closed for call in HELD] == [False, False]
         passed(0.031)
@@ -283,12 +283,12 @@ def test_an_answer_that_nobody_takes_is_dropped_at_the_deadline(
     def talk(client: Client, passed: Callable[[float], None]) -> None:
         client.begin((h.Setting.INITIAL_WINDOW_SIZE, 0))
         stream = client.open("/test.Service/Slowly", ("grpc-timeout", "1S"))
-        client.send(h.frame(h.DATA, h.END_STREAM, stream, message(b"3")))
-        client.send(h.frame(h.PING, 0, 0, bytes(8)))
+        client.send(h.encode_frame(h.DATA, h.END_STREAM, stream, message(b"3")))
+        client.send(h.encode_frame(h.PING, 0, 0, bytes(8)))
         client.until(h.PING)
         passed(1.1)
-        code = h.read_number(client.until(h.RST_STREAM, stream).payload, "RST_STREAM")
-        assert code == h.Code.CANCEL
+        code = h.read_integer(client.until(h.RST_STREAM, stream).payload, "RST_STREAM")
+        assert code == h.ErrorCode.CANCEL
 
     by_hand_of_time(monkeypatch, talk)
 

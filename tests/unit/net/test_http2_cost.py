@@ -31,8 +31,8 @@ def block(path: str, *fields: tuple[str, str]) -> bytes:
 
 
 def request(path: str, number: int, *fields: tuple[str, str]) -> bytes:
-    head = h.frame(h.HEADERS, h.END_HEADERS, number, block(path, *fields))
-    return head + h.frame(h.DATA, h.END_STREAM, number, message(b"x" * 50))
+    head = h.encode_frame(h.HEADERS, h.END_HEADERS, number, block(path, *fields))
+    return head + h.encode_frame(h.DATA, h.END_STREAM, number, message(b"x" * 50))
 
 
 def hold(_data: bytes, _call: Call) -> None:
@@ -50,12 +50,14 @@ def connected(
     server = GrpcServer(methods, scheduler or FairScheduler(lambda: 0.0, loop.call_soon))
     connection, wire = server._new_connection(), Wire()
     connection.connection_made(wire)  # type: ignore[arg-type]
-    connection.data_received(h.PREFACE + h.frame(h.SETTINGS, 0, 0))
+    connection.data_received(h.PREFACE + h.encode_frame(h.SETTINGS, 0, 0))
     return connection, wire
 
 
 def windows(*values: int) -> Iterator[bytes]:
-    return itertools.cycle([h.settings({h.Setting.INITIAL_WINDOW_SIZE: it}) for it in values])
+    return itertools.cycle(
+        [h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: it}) for it in values]
+    )
 
 
 def numbers(count: int) -> range:
@@ -70,7 +72,7 @@ def held(count: int) -> bytes:
 def stalled(count: int) -> bytes:
     """Return requests on `count` streams whose responses wait for a window."""
     answers = b"".join(request(ECHO, number) for number in numbers(count))
-    return h.settings({h.Setting.INITIAL_WINDOW_SIZE: 0}) + answers
+    return h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: 0}) + answers
 
 
 def same(data: bytes) -> Iterator[bytes]:
@@ -81,23 +83,24 @@ Attack = tuple[Callable[[int], bytes], Callable[[], Iterator[bytes]]]
 ATTACKS: Final[dict[str, Attack]] = {
     "SETTINGS with many streams": (held, lambda: windows(0, h.WINDOW_BYTES_MAX)),
     "SETTINGS with many stalled answers": (stalled, lambda: windows(0, 0)),
-    "WINDOW_UPDATE of the connection": (stalled, lambda: same(h.window_update(0, 1))),
-    "WINDOW_UPDATE of a stream": (stalled, lambda: same(h.window_update(1, 1))),
+    "WINDOW_UPDATE of the connection": (stalled, lambda: same(h.encode_window_update(0, 1))),
+    "WINDOW_UPDATE of a stream": (stalled, lambda: same(h.encode_window_update(1, 1))),
     "WINDOW_UPDATE of all streams in turn": (
-        stalled, lambda: itertools.cycle([h.window_update(it, 1) for it in numbers(FEW)])
+        stalled, lambda: itertools.cycle([h.encode_window_update(it, 1) for it in numbers(FEW)])
     ),
     "grants taken back": (
         stalled,
         lambda: itertools.cycle([
-            h.settings({h.Setting.INITIAL_WINDOW_SIZE: 1}), h.window_update(0, 1),
-            h.settings({h.Setting.INITIAL_WINDOW_SIZE: 0}), h.window_update(0, 1),
+            h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: 1}), h.encode_window_update(0, 1),
+            h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: 0}), h.encode_window_update(0, 1),
         ]),
     ),
-    "PING": (held, lambda: same(h.frame(h.PING, 0, 0, bytes(8)))),
-    "PRIORITY": (held, lambda: same(h.frame(h.PRIORITY, 0, 1, bytes(5)))),
-    "unknown kinds": (held, lambda: same(h.frame(0x77, 0, 0, bytes(100)))),
+    "PING": (held, lambda: same(h.encode_frame(h.PING, 0, 0, bytes(8)))),
+    "PRIORITY": (held, lambda: same(h.encode_frame(h.PRIORITY, 0, 1, bytes(5)))),
+    "unknown kinds": (held, lambda: same(h.encode_frame(0x77, 0, 0, bytes(100)))),
     "RST_STREAM of streams that are over": (
-        lambda n: held(n) + h.reset(1, h.Code.CANCEL), lambda: same(h.reset(1, h.Code.CANCEL))
+        lambda n: held(n) + h.encode_rst_stream(1, h.ErrorCode.CANCEL),
+        lambda: same(h.encode_rst_stream(1, h.ErrorCode.CANCEL))
     ),
     "requests": (
         held, lambda: (request(ECHO, number) for number in itertools.count(2 * MANY + 1, 2))
@@ -105,7 +108,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "requests that are given up": (
         held,
         lambda: (
-            request(HOLD, number) + h.reset(number, h.Code.CANCEL)
+            request(HOLD, number) + h.encode_rst_stream(number, h.ErrorCode.CANCEL)
             for number in itertools.count(2 * MANY + 1, 2)
         ),
     ),
@@ -144,12 +147,12 @@ def test_windows_that_settings_change_hold_for_streams_that_are_there_and_that_c
 
     async def main() -> None:
         connection, wire = connected({ECHO: lambda _data, _call: b"y" * 100})
-        connection.data_received(h.settings({h.Setting.INITIAL_WINDOW_SIZE: 30}))
+        connection.data_received(h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: 30}))
         connection.data_received(b"".join(request(ECHO, number) for number in (1, 3, 5)))
-        connection.data_received(h.window_update(3, 20))
-        connection.data_received(h.settings({h.Setting.INITIAL_WINDOW_SIZE: 10}))
+        connection.data_received(h.encode_window_update(3, 20))
+        connection.data_received(h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: 10}))
         connection.data_received(request(ECHO, 7))
-        connection.data_received(h.window_update(1, 25))
+        connection.data_received(h.encode_window_update(1, 25))
 
         def sent() -> dict[int, int]:
             found: dict[int, int] = {}
@@ -159,9 +162,9 @@ def test_windows_that_settings_change_hold_for_streams_that_are_there_and_that_c
             return found
 
         assert sent() == {1: 35, 3: 50, 5: 30, 7: 10}
-        connection.data_received(h.settings({h.Setting.INITIAL_WINDOW_SIZE: 40}))
+        connection.data_received(h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: 40}))
         assert sent() == {1: 65, 3: 60, 5: 40, 7: 40}
-        connection.data_received(h.settings({h.Setting.INITIAL_WINDOW_SIZE: 1000}))
+        connection.data_received(h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: 1000}))
         assert sent() == dict.fromkeys((1, 3, 5, 7), 105)
         assert not connection.stalled_streams
 
@@ -171,13 +174,13 @@ def test_windows_that_settings_change_hold_for_streams_that_are_there_and_that_c
 def test_stalled_streams_with_equal_windows_take_turns() -> None:
     async def main() -> None:
         connection, wire = connected({ECHO: lambda _data, _call: b"y" * 60_000})
-        connection.data_received(h.settings({h.Setting.INITIAL_WINDOW_SIZE: 1 << 20}))
+        connection.data_received(h.encode_settings({h.Setting.INITIAL_WINDOW_SIZE: 1 << 20}))
         connection.data_received(b"".join(request(ECHO, number) for number in (1, 3, 5)))
         before = len(wire.written)
-        connection.data_received(h.window_update(0, 3 * h.FRAME_BYTES_MAX))
+        connection.data_received(h.encode_window_update(0, 3 * h.FRAME_BYTES_MAX))
         frames = [it for it in frames_of(wire.written[before:])[0] if it.kind == h.DATA]
         assert {frame.stream for frame in frames} >= {3, 5}
-        connection.data_received(h.window_update(0, 1 << 20))
+        connection.data_received(h.encode_window_update(0, 1 << 20))
         assert not connection.stalled_streams
 
     asyncio.run(main())
@@ -193,7 +196,7 @@ def test_the_order_of_stalled_streams_does_not_grow_with_the_frames_that_changed
         connection.data_received(stalled(10))
         for _ in range(30):
             for number in numbers(10):
-                connection.data_received(h.window_update(number, 1))
+                connection.data_received(h.encode_window_update(number, 1))
         assert len(connection._ranks) <= 2 * 10 + http2.STALE_RANKS + 1
         assert not wire.is_closed
 
@@ -202,8 +205,9 @@ def test_the_order_of_stalled_streams_does_not_grow_with_the_frames_that_changed
 
 @pytest.mark.parametrize(
     "frame",
-    [h.frame(h.PING, 0, 0, bytes(8)), h.frame(h.SETTINGS, 0, 0), h.window_update(0, 1),
-     h.frame(h.PRIORITY, 0, 1, bytes(5)), h.frame(0x77, 0, 0)],
+    [h.encode_frame(h.PING, 0, 0, bytes(8)), h.encode_frame(h.SETTINGS, 0, 0),
+     h.encode_window_update(0, 1),
+     h.encode_frame(h.PRIORITY, 0, 1, bytes(5)), h.encode_frame(0x77, 0, 0)],
     ids=["PING", "SETTINGS", "WINDOW_UPDATE", "PRIORITY", "unknown"],
 )  # fmt: skip
 def test_each_frame_is_charged_and_one_too_many_waits_for_its_turn(frame: bytes) -> None:
@@ -250,9 +254,11 @@ def test_a_frame_full_of_messages_is_handled_in_several_turns() -> None:
             return clock.monotonic_s()
 
         connection, wire = connected({TALK: talk}, FairScheduler(now_s, soon.append))
-        begin = h.frame(h.HEADERS, h.END_HEADERS, 1, block(TALK))
+        begin = h.encode_frame(h.HEADERS, h.END_HEADERS, 1, block(TALK))
         data = b"".join(message(b"%d" % at) for at in range(100))
-        connection.data_received(begin + h.frame(h.DATA, h.END_STREAM, 1, data) + request(TALK, 3))
+        connection.data_received(
+            begin + h.encode_frame(h.DATA, h.END_STREAM, 1, data) + request(TALK, 3)
+        )
         assert 0 < len(handled) < 50
         while soon:
             soon.pop(0)()
@@ -280,7 +286,7 @@ def test_looking_for_calls_that_are_over_does_not_look_at_the_others() -> None:
 
 
 def test_a_block_of_table_sizes_is_refused() -> None:
-    reader = hpack.HeaderReader()
-    reader.read(b"\x20\x3f\xe1\x1f")  # to 0, and back to 4096
+    reader = hpack.HeaderDecoder()
+    reader.decode(b"\x20\x3f\xe1\x1f")  # to 0, and back to 4096
     with pytest.raises(Http2Error, match="may not become"):
-        reader.read(b"\x20" * 60_000)
+        reader.decode(b"\x20" * 60_000)

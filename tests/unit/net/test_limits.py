@@ -27,7 +27,7 @@ from sluicemq.net.limits import (
 )
 from sluicemq.net.server import RemotingServer
 from sluicemq.wire.codes import RequestCode
-from sluicemq.wire.frames import Command, FrameReader, encode, encode_answer
+from sluicemq.wire.frames import Command, FrameReader, encode, encode_response
 from waiting import limit
 
 
@@ -202,7 +202,7 @@ def test_who_has_not_been_let_in_shares_a_quarter() -> None:
 
 def test_a_connection_that_is_only_refused_is_closed_after_a_while() -> None:
     def before(command: Command, _: Peer) -> bytes | None:
-        return None if command.opaque == 0 else encode_answer(command, 1, remark="no")
+        return None if command.opaque == 0 else encode_response(command, 1, remark="no")
 
     dispatcher = Dispatcher({7: ok}, authorize=before)
     stranger, friend = new_peer(), new_peer()

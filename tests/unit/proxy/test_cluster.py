@@ -37,7 +37,7 @@ from sluicemq.testing.virtual import VirtualClock
 from sluicemq.wire.bodies import ConsumerData, Heartbeat
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
-from sluicemq.wire.signature import call_date, sign_call
+from sluicemq.wire.signature import format_call_date, sign_call
 from waiting import until
 
 HOME = Host("127.0.0.1", 1)
@@ -387,7 +387,9 @@ def test_a_proxy_that_stands_alone_has_rules_of_its_own(tmp_path: Path) -> None:
 
             async def send(*account: str) -> int:
                 metadata = [("x-mq-client-id", f"client of {account}")]
-                metadata += sign_call(*account, call_date(SYSTEM_CLOCK.now_ms())) if account else []
+                metadata += (
+                    sign_call(*account, format_call_date(SYSTEM_CLOCK.now_ms())) if account else []
+                )
                 address = f"127.0.0.1:{proxy.port}"
                 answer = await asyncio.to_thread(
                     call_unary, address, PATH + "SendMessage", request, metadata

@@ -14,7 +14,7 @@ from sluicemq.net.grpc import StatusCode
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import ClientType, Code
 from sluicemq.testing.virtual import VirtualClock
-from sluicemq.wire.signature import call_date, call_date_ms, sign_call
+from sluicemq.wire.signature import format_call_date, parse_call_date, sign_call
 
 ACCOUNT = "operator", "12345678"
 TOPIC = "DefaultCluster_REPLY_TOPIC"  # every broker has it
@@ -57,7 +57,7 @@ def test_a_signature_is_of_use_for_a_bounded_time(
     limit_s: int, offset_s: int, code: Code, tmp_path: Path
 ) -> None:
     async def scene(proxy: Proxied, client: Speaker) -> None:
-        signed(client, call_date(proxy.mq.clock.now_ms() + offset_s * 1000))
+        signed(client, format_call_date(proxy.mq.clock.now_ms() + offset_s * 1000))
         answer = await client.ask("QueryRoute", ROUTE)
         assert answer.status.code == code
         if code != Code.OK:
@@ -69,7 +69,7 @@ def test_a_signature_is_of_use_for_a_bounded_time(
 
 def test_a_recorded_call_is_refused_later(tmp_path: Path) -> None:
     async def scene(proxy: Proxied, client: Speaker) -> None:
-        signed(client, call_date(proxy.mq.clock.now_ms()))
+        signed(client, format_call_date(proxy.mq.clock.now_ms()))
         assert (await client.ask("QueryRoute", ROUTE)).status.code == Code.OK
         await proxy.mq.clock.advance(seconds=301)
         thief = proxy.speaker("thief", **{name: client.headers[name] for name in client.headers})
@@ -91,7 +91,7 @@ def test_what_is_no_date_is_refused(date: str, tmp_path: Path) -> None:
 
 def test_a_telemetry_stream_outlives_the_date_of_its_beginning(tmp_path: Path) -> None:
     async def scene(proxy: Proxied, client: Speaker) -> None:
-        signed(client, call_date(proxy.mq.clock.now_ms()))
+        signed(client, format_call_date(proxy.mq.clock.now_ms()))
         topics = m.Publishing(topics=[ROUTE.topic])
         said = m.TelemetryCommand(
             settings=m.Settings(client_type=ClientType.PRODUCER, publishing=topics)
@@ -112,9 +112,9 @@ def test_a_telemetry_stream_outlives_the_date_of_its_beginning(tmp_path: Path) -
 
 def test_dates_are_read_as_the_official_clients_write_them() -> None:
     ms = 1_795_858_000_000
-    assert call_date_ms(call_date(ms)) == ms
-    assert call_date(ms) == "20261128T092640Z"
+    assert parse_call_date(format_call_date(ms)) == ms
+    assert format_call_date(ms) == "20261128T092640Z"
     for text in (
         "2026-11-28T09:26:40Z", "2026-11-28T17:26:40.000000123+08:00", "2026-11-28T09:26:40+00:00"
     ):  # fmt: skip
-        assert call_date_ms(text) == ms
+        assert parse_call_date(text) == ms

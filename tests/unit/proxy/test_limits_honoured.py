@@ -22,7 +22,7 @@ from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import ClientType, Code, MessageType
 from sluicemq.proxy.receiving import Receiving
 from sluicemq.testing.virtual import VirtualClock
-from sluicemq.wire.popping import Handle
+from sluicemq.wire.popping import ReceiptHandle
 
 pytestmark = pytest.mark.slow
 
@@ -107,10 +107,10 @@ def told(pick: Callable[[m.Settings], Any], *, consumes: bool = False) -> Scene:
     return scene
 
 
-async def handle_of_held(proxy: Proxied, client: Speaker) -> Handle:
+async def handle_of_held(proxy: Proxied, client: Speaker) -> ReceiptHandle:
     await proxy.mq.send(TOPIC, b"1")
     (handle,) = handles_of(await receive(client, auto_renew=True))
-    return Handle.parse(handle)
+    return ReceiptHandle.parse(handle)
 
 
 async def first_invisible_ms(proxy: Proxied, client: Speaker) -> int:
@@ -123,7 +123,7 @@ async def renewed_after_s(proxy: Proxied, client: Speaker) -> list[int]:
     (family,) = (it for it in proxy.proxy.services if isinstance(it, Receiving))
     change, at_s = family.renewal._change, list[int]()
 
-    def changed(group: str, topic: str, handle: Handle, time_ms: int) -> Any:
+    def changed(group: str, topic: str, handle: ReceiptHandle, time_ms: int) -> Any:
         at_s.append(round(proxy.mq.clock.monotonic_s() - began_s))
         if len(at_s) > 1:
             raise RequestTimeoutError("no answer")

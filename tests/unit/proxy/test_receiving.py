@@ -54,8 +54,8 @@ from sluicemq.wire.frames import Command
 from sluicemq.wire.popping import (
     AckMessageRequest,
     ChangeInvisibleTimeRequest,
-    Handle,
     PopMessageRequest,
+    ReceiptHandle,
     decode_pop_acks,
 )
 
@@ -431,7 +431,7 @@ def test_in_order_one_at_a_time_of_a_queue() -> None:
     play(scene)
 
 
-HANDLE = Handle(1, 1_700_000_000_000, 60_000, 3, 1, "broker-a", 2, 7, 4711)
+HANDLE = ReceiptHandle(1, 1_700_000_000_000, 60_000, 3, 1, "broker-a", 2, 7, 4711)
 
 
 def test_requests_are_what_their_headers_say() -> None:
@@ -446,7 +446,7 @@ def test_requests_are_what_their_headers_say() -> None:
     change = change_request_of(GROUP, TOPIC, HANDLE, 9, suspend=True)
     place: dict[str, Any] = {
         "group": GROUP, "topic": "%RETRY%g_orders", "queue_id": 2, "broker": "broker-a",
-        "handle": HANDLE.text(), "offset": 7,
+        "handle": HANDLE.encode(), "offset": 7,
     }  # fmt: skip
     changed = ChangeInvisibleTimeRequest(**place, invisible_ms=9, suspend=True)
     assert (change.code, change.fields) == (200053, encode_header(changed))
@@ -474,7 +474,7 @@ def test_a_pop_tells_what_it_holds() -> None:
             born_host=host, store_time_ms=0, store_host=host, reconsume_times=1,
         )  # fmt: skip
 
-    forged = HANDLE._replace(physical_offset=-1).text()
+    forged = HANDLE._replace(physical_offset=-1).encode()
     records = [
         record(TOPIC, 5), record(TOPIC, 7, POP_CK=forged), record(TOPIC, 8, POP_CK="forged"),
         record("%RETRY%g_orders", 9), record(TOPIC, 7, POP_CK=forged), record(TOPIC, 12),
@@ -484,9 +484,12 @@ def test_a_pop_tells_what_it_holds() -> None:
               "msgOffsetInfo": "0 2 5,7,8;1 2 9,7;2 2 12"}  # fmt: skip
     found = list(decode_popped(Command(0, fields, b"".join(records)), "b"))
     assert [it.handle for it in found] == [
-        Handle(4, 10, 20, 3, 0, "b", 2, 5, 4711), Handle(4, 10, 20, 3, 0, "b", 2, 7, 4711),
-        Handle(4, 10, 20, 3, 0, "b", 2, 8, 4711), Handle(6, 10, 20, 3, 1, "b", 2, 9, 4711),
-        Handle(6, 10, 20, 3, 1, "b", 2, 7, 4711), Handle(12, 10, 20, 3, 2, "b", 2, 12, 4711),
+        ReceiptHandle(4, 10, 20, 3, 0, "b", 2, 5, 4711),
+        ReceiptHandle(4, 10, 20, 3, 0, "b", 2, 7, 4711),
+        ReceiptHandle(4, 10, 20, 3, 0, "b", 2, 8, 4711),
+        ReceiptHandle(6, 10, 20, 3, 1, "b", 2, 9, 4711),
+        ReceiptHandle(6, 10, 20, 3, 1, "b", 2, 7, 4711),
+        ReceiptHandle(12, 10, 20, 3, 2, "b", 2, 12, 4711),
     ]  # fmt: skip
     assert [it.reconsume_times for it in found] == [6, 3, 3, 1, 1, 1]
     for info in ("x", "0 2"):

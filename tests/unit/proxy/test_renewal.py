@@ -27,7 +27,7 @@ from sluicemq.proxy import messages as m
 from sluicemq.proxy import renewal
 from sluicemq.proxy.messages import Code
 from sluicemq.proxy.receiving import Receiving
-from sluicemq.wire.popping import Handle
+from sluicemq.wire.popping import ReceiptHandle
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ async def take(proxy: Proxied, client: Speaker) -> str:
 def test_what_a_client_works_on_comes_to_nobody_else() -> None:
     async def scene(proxy: Proxied, client: Speaker) -> None:
         handle = await take(proxy, client)
-        assert Handle.parse(handle).invisible_ms == 60_000
+        assert ReceiptHandle.parse(handle).invisible_ms == 60_000
         await passes(proxy, 30)
         assert await receive(proxy.speaker("other")) == []
         assert (await ack(client, handle)).status.code == Code.OK
@@ -70,7 +70,7 @@ def test_times_grow(monkeypatch: pytest.MonkeyPatch) -> None:
         family, times_ms = receiving(proxy), []
         change = family.renewal._change
 
-        def changed(group: str, topic: str, handle: Handle, time_ms: int) -> object:
+        def changed(group: str, topic: str, handle: ReceiptHandle, time_ms: int) -> object:
             times_ms.append((handle.deadline_ms - proxy.mq.clock.now_ms(), time_ms))
             return change(group, topic, handle, time_ms)
 
@@ -166,7 +166,7 @@ def test_a_renewal_is_tried_three_times(monkeypatch: pytest.MonkeyPatch, failure
         kept, left = receiving(proxy).renewal, [failures]
         change = kept._change
 
-        def changed(group: str, topic: str, handle: Handle, time_ms: int) -> object:
+        def changed(group: str, topic: str, handle: ReceiptHandle, time_ms: int) -> object:
             if left[0]:
                 left[0] -= 1
                 raise RequestError(2, "busy")
@@ -246,7 +246,9 @@ def test_the_group_says_when_it_comes_again(policy: m.RetryPolicy, wait_ms: int)
     class Client:
         settings = m.Settings(backoff_policy=policy)
 
-    held = renewal.InFlightMessage(Client(), "g", TOPIC, "", Handle(0, 0, 0, 0, 0, "b", 0), 3, 0, 0)  # type: ignore[arg-type]
+    held = renewal.InFlightMessage(
+        Client(), "g", TOPIC, "", ReceiptHandle(0, 0, 0, 0, 0, "b", 0), 3, 0, 0
+    )  # type: ignore[arg-type]
     assert renewal.backoff_ms(held) == wait_ms
 
 

@@ -23,7 +23,7 @@ from sluicemq.proxy.clients import CLIENT_ID
 from sluicemq.proxy.messages import Code
 from sluicemq.proxy.service import PATH
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
-from sluicemq.wire.signature import call_date, sign_call
+from sluicemq.wire.signature import format_call_date, sign_call
 from waiting import limit
 
 grpc: Any = pytest.importorskip("grpc")
@@ -107,7 +107,7 @@ def test_access_control_of_the_broker_is_the_proxys(tmp_path: Any) -> None:
 
 
 def sign(access_key: str, secret_key: str) -> tuple[tuple[str, str], ...]:
-    return sign_call(access_key, secret_key, call_date(SYSTEM_CLOCK.now_ms()))
+    return sign_call(access_key, secret_key, format_call_date(SYSTEM_CLOCK.now_ms()))
 
 
 def samples(proxy: server.Proxy) -> dict[tuple[str, ...], float]:

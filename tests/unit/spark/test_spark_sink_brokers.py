@@ -48,5 +48,5 @@ def test_any_other_refusal_is_an_error() -> None:
 def test_a_query_id_that_no_stage_can_hold_is_refused() -> None:
     assert validate_query_id(None) is None
     assert validate_query_id("job-7 of 2026-11-21") == "job-7 of 2026-11-21"
-    with pytest.raises(ConfigurationError, match="is no query id"):
+    with pytest.raises(ConfigurationError, match="is not a query id"):
         validate_query_id("a/b")

@@ -13,7 +13,7 @@ from sluicemq.wire.frames import (
     Command,
     decode,
     encode,
-    encode_answer,
+    encode_response,
     encode_start,
 )
 
@@ -161,7 +161,7 @@ def test_the_largest_frame_travels_and_one_byte_more_does_not() -> None:
 
 def test_an_answer_is_json_whatever_the_request_was() -> None:
     request = Command(14, opaque=9, serialization=BINARY, language="GO")
-    answer = decode(encode_answer(request, 22, {}, b"", "none")[4:])
+    answer = decode(encode_response(request, 22, {}, b"", "none")[4:])
     assert (answer.code, answer.opaque, answer.flag, answer.fields) == (22, 9, 1, {})
     assert (answer.serialization, answer.language, answer.version) == (JSON, "JAVA", 479)
 

@@ -5,7 +5,14 @@ import struct
 import pytest
 
 from sluicemq.errors import ProtocolError
-from sluicemq.wire.frames import LOOSE_MAX, Command, FrameReader, Pieces, check_total, encode
+from sluicemq.wire.frames import (
+    UNJOINED_PIECES_MAX,
+    Command,
+    FrameBuffer,
+    FrameReader,
+    check_frame_size,
+    encode,
+)
 
 
 def test_frames_come_out_when_they_are_whole() -> None:
@@ -36,18 +43,18 @@ def test_the_limit_can_be_lower() -> None:
     FrameReader(len(frame) - 4).feed(frame)
     with pytest.raises(ProtocolError, match="above the limit"):
         FrameReader(len(frame) - 5).feed(frame)
-    check_total(4)
+    check_frame_size(4)
 
 
 def test_a_big_frame_in_pieces_is_joined_once() -> None:
     frame = encode(Command(1, None, bytes(1_000_000)))
-    pieces = Pieces()
+    pieces = FrameBuffer()
     joins = 0
     rest = frame[:1000]
-    assert pieces.add(rest) is rest
-    assert pieces.keep(rest) is None
+    assert pieces.join(rest) is rest
+    assert pieces.keep_rest(rest) is None
     for start in range(1000, len(frame), 1000):
-        joined = pieces.add(frame[start : start + 1000])
+        joined = pieces.join(frame[start : start + 1000])
         joins += joined is not None
         if joined is not None:
             assert joined == frame
@@ -57,15 +64,15 @@ def test_a_big_frame_in_pieces_is_joined_once() -> None:
 
 def test_a_rest_that_is_whole_is_handed_back() -> None:
     frame = encode(Command(1))
-    assert Pieces().keep(frame) is frame
+    assert FrameBuffer().keep_rest(frame) is frame
 
 
 def test_a_frame_in_single_bytes_costs_no_object_a_byte() -> None:
     frame = encode(Command(1, None, bytes(20_000)))
-    pieces = Pieces()
-    pieces.keep(frame[:10])
+    pieces = FrameBuffer()
+    pieces.keep_rest(frame[:10])
     joined = None
     for index in range(10, len(frame)):
-        joined = pieces.add(frame[index : index + 1])
-        assert len(pieces._parts) <= LOOSE_MAX + len(frame) // LOOSE_MAX
+        joined = pieces.join(frame[index : index + 1])
+        assert len(pieces._parts) <= UNJOINED_PIECES_MAX + len(frame) // UNJOINED_PIECES_MAX
     assert joined == frame

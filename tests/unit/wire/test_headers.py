@@ -105,9 +105,9 @@ def test_headers_are_frozen() -> None:
 
 
 def test_a_header_refuses_names_that_it_has_not_and_misses_none() -> None:
-    with pytest.raises(TypeError, match="GetMaxOffsetRequest needs queue_id"):
+    with pytest.raises(TypeError, match="GetMaxOffsetRequest requires the argument queue_id"):
         GetMaxOffsetRequest(topic="T")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="OffsetResponse has no offsets"):
+    with pytest.raises(TypeError, match="OffsetResponse has no fields offsets"):
         OffsetResponse(offsets=1)  # type: ignore[call-arg]
 
 

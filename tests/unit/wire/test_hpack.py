@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from http2_client import HeaderWriter, coded, number
 from sluicemq.wire.hpack import (
-    LIST_BYTES_MAX,
-    STATIC,
-    TABLE_BYTES_MAX,
-    HeaderReader,
+    DYNAMIC_TABLE_BYTES_MAX,
+    HEADER_LIST_BYTES_MAX,
+    STATIC_TABLE,
+    HeaderDecoder,
     encode_headers,
 )
-from sluicemq.wire.http2 import Code, Http2Error
+from sluicemq.wire.http2 import ErrorCode, Http2Error
 
 LATIN = st.text(st.characters(max_codepoint=255), max_size=40)
 NAMES = (
@@ -42,98 +42,98 @@ CODED = [
 
 @pytest.mark.parametrize("blocks", [PLAIN, CODED], ids=["C.3", "C.4"])
 def test_the_requests_of_the_standard(blocks: list[str]) -> None:
-    reader = HeaderReader()
-    assert [reader.read(bytes.fromhex(block)) for block in blocks] == REQUESTS
+    reader = HeaderDecoder()
+    assert [reader.decode(bytes.fromhex(block)) for block in blocks] == REQUESTS
 
 
 def test_the_static_table_has_61_entries() -> None:
-    assert len(STATIC) == 62
-    assert (STATIC[1], STATIC[61]) == ((":authority", ""), ("www-authenticate", ""))
-    assert STATIC[16] == ("accept-encoding", "gzip, deflate")
+    assert len(STATIC_TABLE) == 62
+    assert (STATIC_TABLE[1], STATIC_TABLE[61]) == ((":authority", ""), ("www-authenticate", ""))
+    assert STATIC_TABLE[16] == ("accept-encoding", "gzip, deflate")
 
 
 @given(st.lists(st.tuples(NAMES, LATIN), max_size=12), st.sampled_from([0x40, 0, 0x10]))
 def test_what_another_writer_writes_is_read(fields: list[tuple[str, str]], form: int) -> None:
-    writer, reader = HeaderWriter(), HeaderReader()
+    writer, reader = HeaderWriter(), HeaderDecoder()
     for _ in range(3):  # what the table holds by then is named by number
-        assert reader.read(writer.write(fields, form=form)) == dict(fields)
+        assert reader.decode(writer.write(fields, form=form)) == dict(fields)
 
 
 def test_of_several_values_of_a_name_the_last_is_read() -> None:
     """The Go client adds to the metadata of its first attempt what it says in the second."""
     fields = [("authorization", "first"), ("x-mq-client-id", "c"), ("authorization", "second")]
-    found = HeaderReader().read(HeaderWriter().write(fields))
+    found = HeaderDecoder().decode(HeaderWriter().write(fields))
     assert found == {"authorization": "second", "x-mq-client-id": "c"}
 
 
 @given(st.lists(st.tuples(NAMES, LATIN), max_size=12, unique_by=lambda field: field[0]))
 def test_what_is_written_is_read(fields: list[tuple[str, str]]) -> None:
-    assert HeaderReader().read(encode_headers(fields)) == dict(fields)
+    assert HeaderDecoder().decode(encode_headers(fields)) == dict(fields)
 
 
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_block_raise_and_nothing_else(block: bytes) -> None:
     with contextlib.suppress(Http2Error):
-        HeaderReader().read(block)
+        HeaderDecoder().decode(block)
 
 
 def test_old_entries_leave_the_table() -> None:
-    writer, reader = HeaderWriter(), HeaderReader()
+    writer, reader = HeaderWriter(), HeaderDecoder()
     for count in range(300):
         field = (f"x-{count}", "v" * 50)
-        assert reader.read(writer.write([field])) == dict([field])
-    assert sum(len(n) + len(v) + 32 for n, v in writer.entries) <= TABLE_BYTES_MAX
+        assert reader.decode(writer.write([field])) == dict([field])
+    assert sum(len(n) + len(v) + 32 for n, v in writer.entries) <= DYNAMIC_TABLE_BYTES_MAX
     name, value = writer.entries[-1]
-    assert reader.read(writer.write([(name, value)])) == {name: value}
+    assert reader.decode(writer.write([(name, value)])) == {name: value}
 
 
 def test_a_table_of_size_0_keeps_nothing() -> None:
-    reader = HeaderReader()
-    assert reader.read(b"\x20" + bytes.fromhex(PLAIN[0])) == REQUESTS[0]
-    with pytest.raises(Http2Error, match="no header entry 62"):
-        reader.read(b"\xbe")
+    reader = HeaderDecoder()
+    assert reader.decode(b"\x20" + bytes.fromhex(PLAIN[0])) == REQUESTS[0]
+    with pytest.raises(Http2Error, match="have no entry 62"):
+        reader.decode(b"\xbe")
 
 
 @pytest.mark.parametrize(
     ("block", "text"),
     [
-        ("80", "no header entry 0"),
-        ("c0", "no header entry 64"),
-        ("0085", "cut short"),
-        ("00", "cut short"),
+        ("80", "have no entry 0"),
+        ("c0", "have no entry 64"),
+        ("0085", "ends early"),
+        ("00", "ends early"),
         ("ffffffffff0f", "too large"),
         ("ff8080808080808001", "too large"),
-        ("3fe21f", "may not become"),  # 4097
-        ("8220", "may not become"),  # behind a field
+        ("3fe21f", "is not allowed"),  # 4097
+        ("8220", "is not allowed"),  # behind a field
         ("0001610184ffffff", None),
     ],
 )
 def test_a_broken_block_ends_the_connection(block: str, text: str | None) -> None:
     with pytest.raises(Http2Error, match=text):
-        HeaderReader().read(bytes.fromhex(block) + (b"" if text else b"\xff"))
+        HeaderDecoder().decode(bytes.fromhex(block) + (b"" if text else b"\xff"))
 
 
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"\xff\xff\xff\xff", "an end within"),  # the symbol that marks the end
+        (b"\xff\xff\xff\xff", "contains the symbol EOS"),  # the symbol that marks the end
         (b"\x1f\xff", "within a symbol"),  # a, and more than seven ones
         (b"\x18", "within a symbol"),  # a, and padding of zeros
     ],
 )
 def test_a_text_in_a_broken_code_is_refused(data: bytes, text: str) -> None:
     with pytest.raises(Http2Error, match=text):
-        HeaderReader().read(b"\x00\x01x" + number(len(data), 0x7F, 0x80) + data)
+        HeaderDecoder().decode(b"\x00\x01x" + number(len(data), 0x7F, 0x80) + data)
 
 
 def test_a_small_block_may_not_become_a_large_list() -> None:
-    reader, field = HeaderReader(), ("x", "v" * 4000)
-    block = HeaderWriter().write([field]) + b"\xbe" * (LIST_BYTES_MAX // 4000)
+    reader, field = HeaderDecoder(), ("x", "v" * 4000)
+    block = HeaderWriter().write([field]) + b"\xbe" * (HEADER_LIST_BYTES_MAX // 4000)
     with pytest.raises(Http2Error, match="limit of 65536") as caught:
-        reader.read(block)
-    assert caught.value.code is Code.ENHANCE_YOUR_CALM
+        reader.decode(block)
+    assert caught.value.code is ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_a_long_text_is_read_without_being_remembered() -> None:
     text = "a path that is long" * 100
-    assert HeaderReader().read(b"\x04" + coded(text)) == {":path": text}
+    assert HeaderDecoder().decode(b"\x04" + coded(text)) == {":path": text}

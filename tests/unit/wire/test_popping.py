@@ -13,13 +13,13 @@ from sluicemq.wire import fastjson
 from sluicemq.wire.popping import (
     Acknowledgement,
     Checkpoint,
-    Handle,
-    Key,
     PopAck,
+    PopKey,
+    ReceiptHandle,
     decode_acknowledgement,
     decode_checkpoint,
     decode_pop_acks,
-    queue_info,
+    encode_queue_info,
 )
 
 POP_MS = 1_700_000_000_000
@@ -41,12 +41,12 @@ keys = st.tuples(names, names, st.integers(0, 1000), offsets, times, brokers)
 
 
 def test_the_records_are_those_of_the_real_broker() -> None:
-    assert CHECKPOINT.body() == CK
-    assert Acknowledgement(KEY, (8,)).body() == ACK
-    assert Acknowledgement(KEY, (5, 8)).body() == BATCH
+    assert CHECKPOINT.encode() == CK
+    assert Acknowledgement(KEY, (8,)).encode() == ACK
+    assert Acknowledgement(KEY, (5, 8)).encode() == BATCH
     assert decode_checkpoint(CK, 3, "other") == CHECKPOINT
     suspended = CK.replace(b'"so":5,', b'"so":5,"sp":true,')  # 5.5.0
-    assert CHECKPOINT._replace(is_suspended=True).body() == suspended
+    assert CHECKPOINT._replace(is_suspended=True).encode() == suspended
     unsuspended = CK.replace(b'"so":5,', b'"so":5,"sp":false,')
     assert decode_checkpoint(unsuspended, 3, "other") == CHECKPOINT
     assert decode_acknowledgement(ACK, "other") == Acknowledgement(KEY, (8,))
@@ -79,41 +79,43 @@ def test_what_old_brokers_and_other_names_mean() -> None:
     st.lists(st.integers(0, 2**30), min_size=1, max_size=32, unique=True), st.booleans(),
 )  # fmt: skip
 def test_checkpoints_come_back(
-    key: Key, it: int, queue: int, differences: list[int], is_suspended: bool
+    key: PopKey, it: int, queue: int, differences: list[int], is_suspended: bool
 ) -> None:
     topic, group, queue_id, start, pop_ms, broker = key
     found = tuple(start + difference for difference in differences)
     made = Checkpoint(topic, group, queue_id, broker, start, pop_ms, it, found, queue, is_suspended)
-    assert decode_checkpoint(made.body(), queue, "") == made
+    assert decode_checkpoint(made.encode(), queue, "") == made
     assert made.key == key
-    assert made.deadline_ms == fastjson.loads(made.body())["reviveTime"]
+    assert made.deadline_ms == fastjson.loads(made.encode())["reviveTime"]
 
 
 @given(keys, st.lists(offsets, min_size=1, max_size=32))
-def test_acknowledgements_come_back(key: Key, found: list[int]) -> None:
+def test_acknowledgements_come_back(key: PopKey, found: list[int]) -> None:
     made = Acknowledgement(key, tuple(found))
-    assert decode_acknowledgement(made.body(), "") == made
+    assert decode_acknowledgement(made.encode(), "") == made
 
 
 handles = st.builds(
-    Handle, offsets, times, times, st.integers(0, 999), st.integers(0, 2), brokers,
+    ReceiptHandle, offsets, times, times, st.integers(0, 999), st.integers(0, 2), brokers,
     st.integers(0, 1000), st.integers(-1, 2**50), st.integers(-1, 2**50),
 )  # fmt: skip
 
 
 @given(handles)
-def test_handles_come_back(handle: Handle) -> None:
+def test_handles_come_back(handle: ReceiptHandle) -> None:
     if handle.offset < 0:
         handle = handle._replace(physical_offset=-1)
-    assert Handle.parse(handle.text()) == handle
-    assert len(handle.text().split(" ")) == 7 + (handle.offset >= 0) + (handle.physical_offset >= 0)
+    assert ReceiptHandle.parse(handle.encode()) == handle
+    assert len(handle.encode().split(" ")) == 7 + (handle.offset >= 0) + (
+        handle.physical_offset >= 0
+    )
 
 
 def test_a_handle_is_a_text_of_seven_to_nine_fields() -> None:
-    handle = Handle(5, POP_MS, 60_000, 3, 0, "b", 1, 8)
-    assert handle.text() == f"5 {POP_MS} 60000 3 0 b 1 8"
-    assert Handle.parse(f"5 {POP_MS} 60000 3 0 b 1") == handle._replace(offset=-1)
-    assert Handle.parse(f"{handle.text()} 77 later") == handle._replace(physical_offset=77)
+    handle = ReceiptHandle(5, POP_MS, 60_000, 3, 0, "b", 1, 8)
+    assert handle.encode() == f"5 {POP_MS} 60000 3 0 b 1 8"
+    assert ReceiptHandle.parse(f"5 {POP_MS} 60000 3 0 b 1") == handle._replace(offset=-1)
+    assert ReceiptHandle.parse(f"{handle.encode()} 77 later") == handle._replace(physical_offset=77)
     assert handle.deadline_ms == POP_MS + 60_000
     assert not handle.is_ordered
     assert handle._replace(revive_queue=999).is_ordered
@@ -121,8 +123,8 @@ def test_a_handle_is_a_text_of_seven_to_nine_fields() -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "5 1 2 3 0 b", "5 1 2 3 0 b x", "5 1 2 3 0  1 8"])
 def test_what_is_no_handle_is_named(text: str) -> None:
-    with pytest.raises(ProtocolError, match="is no handle"):
-        Handle.parse(text)
+    with pytest.raises(ProtocolError, match="is not the receipt handle"):
+        ReceiptHandle.parse(text)
 
 
 @given(st.binary(max_size=40) | st.sampled_from([CK, ACK, BATCH]).map(lambda it: it[:-9] + b"}"))
@@ -155,7 +157,7 @@ LONG = {
 @pytest.mark.parametrize("values", [BITS, LONG])
 def test_a_batch_says_by_bits_which_messages_are_done(values: dict[str, object]) -> None:
     body = fastjson.dumps({"acks": [values], "brokerName": "b"})
-    handle = Handle(5, POP_MS, 60_000, 3, 1, "b", 1)
+    handle = ReceiptHandle(5, POP_MS, 60_000, 3, 1, "b", 1)
     assert decode_pop_acks(body) == [PopAck("G", "T", handle, (5, 14))]
 
 
@@ -177,6 +179,6 @@ def test_a_batch_that_cannot_be_is_refused(change: dict[str, str], why: str) -> 
 
 
 def test_the_texts_of_an_answer_name_kind_and_queue() -> None:
-    assert queue_info([]) == ""
-    assert queue_info([(0, 3, 17), (1, 0, "4,6")]) == "0 3 17;1 0 4,6"
-    assert queue_info([(0, "qo0%4", 2)]) == "0 qo0%4 2"
+    assert encode_queue_info([]) == ""
+    assert encode_queue_info([(0, 3, 17), (1, 0, "4,6")]) == "0 3 17;1 0 4,6"
+    assert encode_queue_info([(0, "qo0%4", 2)]) == "0 qo0%4 2"

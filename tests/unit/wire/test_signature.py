@@ -9,7 +9,7 @@ import pytest
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.wire.frames import Command
-from sluicemq.wire.signature import SIGNATURE, content, sign, sign_command
+from sluicemq.wire.signature import SIGNATURE, sign, sign_command, signed_content
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "acl" / "signatures.jsonl"
 CASES = [json.loads(line) for line in GOLDEN.read_text("utf-8").splitlines()]
@@ -35,7 +35,7 @@ def test_signatures_are_those_of_java(case: dict[str, Any]) -> None:
     command = command_of(case)
     sign_command(command, case["accessKey"], case["secretKey"], case.get("securityToken"))
     assert command.fields == case["wireFields"]
-    assert content(command.fields, command.body) == base64.b64decode(case["contentB64"])
+    assert signed_content(command.fields, command.body) == base64.b64decode(case["contentB64"])
     assert verify(command, case["secretKey"])
     assert not verify(command, case["secretKey"] + "x")
 
@@ -47,8 +47,8 @@ def test_an_empty_secret_cannot_sign() -> None:
 
 def test_old_clients_do_not_sign_the_unique_key_query() -> None:
     fields = {"AccessKey": "a", "_UNIQUE_KEY_QUERY": "true"}
-    assert content(fields, version=399) == b"a"
-    assert content(fields, version=400) == b"atrue"
+    assert signed_content(fields, version=399) == b"a"
+    assert signed_content(fields, version=400) == b"atrue"
 
 
 def test_a_changed_body_does_not_verify() -> None:

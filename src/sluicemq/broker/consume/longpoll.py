@@ -37,7 +37,7 @@ from sluicemq.net.limits import FairScheduler
 from sluicemq.net.work.background import WorkItem
 from sluicemq.store.gather import PostponedWork
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.frames import encode_answer
+from sluicemq.wire.frames import encode_response
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ class LongPolls:
         except Exception as error:
             log.exception("a parked request for %s:%d failed", *parked.queues[0])
             remark = f"{type(error).__name__}: {error}"
-            answer = encode_answer(parked.command, ResponseCode.SYSTEM_ERROR, remark=remark)
+            answer = encode_response(parked.command, ResponseCode.SYSTEM_ERROR, remark=remark)
         if answer is not None or is_last:
             self._remove(parked, peer)
             if isinstance(answer, Durable):

@@ -243,7 +243,7 @@ class GroupOffsetHandlers:
         the compared group is behind all other groups gets NO_GROUP_BEHIND. RocketMQ also deletes
         the offsets of the groups in `filterGroups`; here they stay.
         """
-        groups_left_out = set(filter(None, (header.groups_left_out or "").split(",")))
+        groups_left_out = set(filter(None, (header.excluded_groups or "").split(",")))
         least: dict[int, int] = {}
         compared: dict[int, int] = {}
         for group, topic, queue_id, offset in self.offsets.iter_offsets():

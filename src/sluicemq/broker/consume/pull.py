@@ -65,7 +65,7 @@ from sluicemq.store.read import TAG_SCAN_MAX, ReadResult, ReadStatus
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
-from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command, encode_answer
+from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command, encode_response
 from sluicemq.wire.headers import PullMessageRequest, PullMessageResponse
 
 SUSPEND_MS_MAX: Final = 10 * 60_000
@@ -543,7 +543,7 @@ class PullHandlers:
         opaque = parked.command.opaque
         if context.topic not in self.topics.table:
             refusal = make_no_topic_error(context.topic)
-            return encode_answer(parked.command, refusal.code, remark=refusal.remark)
+            return encode_response(parked.command, refusal.code, remark=refusal.remark)
         resets = self.offsets.resets.table
         if context.group in self._lanes or (resets and (context.group, *context.queue) in resets):
             step = self._next_step(context, is_parked=True)

@@ -71,8 +71,13 @@ from sluicemq.wire.declare import (
 )
 from sluicemq.wire.declare import encode_header as encoded
 from sluicemq.wire.frames import SERVER_LANGUAGE, Command
-from sluicemq.wire.headers import CommitEpochRequest, CommitEpochResponse
-from sluicemq.wire.staging import StagedRange, staged_ranges_of, staged_ranges_to
+from sluicemq.wire.staging import (
+    CommitEpochRequest,
+    CommitEpochResponse,
+    StagedRange,
+    staged_ranges_from_json,
+    staged_ranges_to_json,
+)
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +225,7 @@ class EpochTable:
             return not set(topics).isdisjoint(named)
         staged = [
             message
-            for one in self.own(staged_ranges_of(values.get("ranges") or []))
+            for one in self.own(staged_ranges_from_json(values.get("ranges") or []))
             for message in self._staged.messages(
                 (known.query, known.epoch), (replace(one, count=1),)
             )
@@ -271,7 +276,7 @@ class EpochTable:
         if known.ranges is not None:
             return known.ranges
         values = self._record(known)
-        return staged_ranges_of(take_list(values, "ranges")) if values else ()
+        return staged_ranges_from_json(take_list(values, "ranges")) if values else ()
 
     def _record(self, known: Epoch) -> dict[Any, Any]:
         """What the record of an epoch says; {} when it is deleted."""
@@ -306,7 +311,7 @@ class EpochTable:
             values = _parsed(entry.record)
             key = _key_of(values)
             if take_text(values, "kind") == "epoch":
-                ranges = staged_ranges_of(take_list(values, "ranges"))
+                ranges = staged_ranges_from_json(take_list(values, "ranges"))
                 known = self.recorded(key, ranges, entry.offset, entry.record.store_time_ms)
                 known.end = known.record_end = self._store.written_offset
             elif take_text(values, "kind") == "chunk":
@@ -597,7 +602,7 @@ class Epochs:
                 return
             known = self.table.find(key.account, key.query, check.topics)
             if known is None or key.epoch > known.epoch:  # committed when this is in the log
-                ranges, topics = staged_ranges_to(check.ranges), sorted(check.topics)
+                ranges, topics = staged_ranges_to_json(check.ranges), sorted(check.topics)
                 offset = self._append("epoch", key, ranges=ranges, topics=topics)
                 if not self._group_commit.commit_now():
                     check.error = RequestError(

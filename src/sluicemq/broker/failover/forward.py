@@ -43,7 +43,7 @@ from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
 from sluicemq.wire.headers import HeartbeatResponse
-from sluicemq.wire.replicas import SpeakForRequest
+from sluicemq.wire.replicas import ForwardedForRequest
 from sluicemq.wire.signature import ACCESS_KEY, sign_command
 
 FLAG_FORWARDED: Final = 1 << 8
@@ -182,7 +182,7 @@ class Forwarder:
         no readers does not need to hear it (`is_heard`)."""
 
         def handle(command: Command, peer: Peer) -> Outcome:
-            told = self._signed(command).copied()
+            told = self._signed(command).copy()
             told.flag = FLAG_ONEWAY
             if command.code == Code.HEART_BEAT:
                 self._presence.seen(told, peer)
@@ -205,7 +205,7 @@ class Forwarder:
         guard = self.guard()
         if guard is None or ACCESS_KEY in (command.fields or {}):
             return command
-        command, account = command.copied(), guard.account
+        command, account = command.copy(), guard.account
         if account is None:
             return self.signed(command)
         sign_command(command, account.access_key, account.secret_key)
@@ -230,7 +230,7 @@ class Forwarder:
                     channel = await self._dial(
                         self._master, timeout_s=DIAL_S, on_request=on_request
                     )
-                    told = SpeakForRequest(address=client.address, port=client.port)
+                    told = ForwardedForRequest(address=client.address, port=client.port)
                     channel.send_oneway(
                         self.signed(Command(Code.SLUICE_SPEAK_FOR, encode_header(told)))
                     )
@@ -315,7 +315,7 @@ class Tunnel:
             if self._opening is opening:
                 self._opening = None
             raise NotMasterError
-        sent = command.copied(FLAG_FORWARDED)
+        sent = command.copy(FLAG_FORWARDED)
         if command.is_oneway:
             channel.send_oneway(sent)
             return None
@@ -329,9 +329,9 @@ class Tunnel:
     def _asked(self, command: Command, channel: Channel) -> None:
         """The master asks the client: a check of a transaction, what it does now."""
         if command.is_oneway:
-            self._peer.send_oneway(command.copied())
+            self._peer.send_oneway(command.copy())
             return
         opaque = command.opaque
         self._peer.send_request(
-            command.copied(), lambda answer: channel.send_response(opaque, answer)
+            command.copy(), lambda answer: channel.send_response(opaque, answer)
         )

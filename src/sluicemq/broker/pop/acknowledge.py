@@ -31,15 +31,15 @@ from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
-from sluicemq.wire.frames import Command, encode_answer
+from sluicemq.wire.frames import Command, encode_response
 from sluicemq.wire.popping import (
-    UNSET,
+    UNSET_REMARK,
     AckMessageRequest,
     ChangeInvisibleTimeRequest,
     ChangeInvisibleTimeResponse,
-    Handle,
     InFlightRequest,
     PopAck,
+    ReceiptHandle,
     decode_pop_acks,
 )
 
@@ -71,9 +71,9 @@ class Acknowledge:
                 f"offset is illegal, key:{header.topic}@{header.queue_id}, "
                 f"commit:{header.offset}, store:{low}~{high}",
             )
-        handle = Handle.parse(header.handle)._replace(queue_id=header.queue_id)
+        handle = ReceiptHandle.parse(header.handle)._replace(queue_id=header.queue_id)
         self._acknowledge(PopAck(header.group, header.topic, handle, (header.offset,)))
-        return Durable.for_command(command, encode_answer(command))
+        return Durable.for_command(command, encode_response(command))
 
     def many(self, command: Command, peer: Peer) -> Any:
         """200151: those whose queue or message is not there are passed over."""
@@ -88,7 +88,7 @@ class Acknowledge:
 
     def change(self, header: ChangeInvisibleTimeRequest, command: Command, peer: Peer) -> Any:
         """200053."""
-        code, remark, answer = ResponseCode.SUCCESS, UNSET, ChangeInvisibleTimeResponse()
+        code, remark, answer = ResponseCode.SUCCESS, UNSET_REMARK, ChangeInvisibleTimeResponse()
         try:
             low, high = self._check(header, peer)
             if low <= header.offset < high:
@@ -98,7 +98,7 @@ class Acknowledge:
         except RequestError as refusal:
             code, remark = ResponseCode(refusal.code), refusal.remark
         return Durable.for_command(
-            command, encode_answer(command, code, encode_header(answer), b"", remark)
+            command, encode_response(command, code, encode_header(answer), b"", remark)
         )
 
     def _check(self, header: AckMessageRequest, peer: Peer) -> tuple[int, int]:
@@ -150,13 +150,13 @@ class Acknowledge:
                 ResponseCode.SYSTEM_ERROR,
                 "some of the acknowledgements were not stored. Send all of them again.",
             )
-        return Durable.for_command(command, encode_answer(command))
+        return Durable.for_command(command, encode_response(command))
 
     def _change(self, header: ChangeInvisibleTimeRequest) -> ChangeInvisibleTimeResponse:
         """What is new in the handle; nothing where the offset of a group that consumes in order is
         behind the message. Raises RequestError, StoreError."""
         group, topic, queue_id, offset = header.group, header.topic, header.queue_id, header.offset
-        handle = Handle.parse(header.handle)._replace(queue_id=queue_id, offset=offset)
+        handle = ReceiptHandle.parse(header.handle)._replace(queue_id=queue_id, offset=offset)
         if not handle.is_ordered:
             handle = self.checkpoints.change(
                 group, topic, handle, header.invisible_ms, is_suspended=header.suspend

@@ -219,7 +219,7 @@ class Assignments:
         rows = None
         if found is not None:
             rows = tuple(bodies.Assignment(queue=queue, mode=mode.mode) for queue in found)
-        body = bodies.encode_assignments(bodies.AssignmentAnswer(found=rows))
+        body = bodies.encode_assignments(bodies.AssignmentResponse(assignments=rows))
         return Command(ResponseCode.SUCCESS, body=body)
 
     # ----------------------------------------------------------------------------------- who pops

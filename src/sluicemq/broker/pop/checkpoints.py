@@ -52,7 +52,7 @@ from sluicemq.model.topic import POP_NORMAL, pop_kind, pop_retry_topic
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.popping import CHECKPOINT, NONE, Acknowledgement, Checkpoint, Handle
+from sluicemq.wire.popping import CHECKPOINT, NO_OFFSET, Acknowledgement, Checkpoint, ReceiptHandle
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +177,9 @@ class Checkpoints:
         else:
             self._offsets.commit(*queue, next_offset)
 
-    def acknowledge(self, group: str, topic: str, handle: Handle, offsets: Collection[int]) -> None:
+    def acknowledge(
+        self, group: str, topic: str, handle: ReceiptHandle, offsets: Collection[int]
+    ) -> None:
         """These messages are done, when the turn has ended. What is not in flight any more is let
         be. Raises StoreError, RequestError."""
         popped = self._of(group, topic, handle)
@@ -189,11 +191,11 @@ class Checkpoints:
         self,
         group: str,
         topic: str,
-        handle: Handle,
+        handle: ReceiptHandle,
         invisible_ms: int,
         *,
         is_suspended: bool = False,
-    ) -> Handle:
+    ) -> ReceiptHandle:
         """From now on the handle's message is invisible for so long; the handle that counts then.
         `is_suspended`: when it comes again, that is no further attempt.
 
@@ -204,7 +206,7 @@ class Checkpoints:
             raise RequestError(
                 ResponseCode.NO_MESSAGE,
                 f"message {offset} of {topic}:{handle.queue_id} is not in flight any more with the "
-                f"handle {handle.text()!r}: it is acknowledged, or it came back. Use the newest "
+                f"handle {handle.encode()!r}: it is acknowledged, or it came back. Use the newest "
                 "handle of a message.",
             )
         old = popped.checkpoint
@@ -237,7 +239,7 @@ class Checkpoints:
             del self._pending[queue]
         self.document.changed = True
 
-    def _of(self, group: str, topic: str, handle: Handle) -> Popped | None:
+    def _of(self, group: str, topic: str, handle: ReceiptHandle) -> Popped | None:
         key = topic, group, handle.queue_id, handle.start_offset, handle.pop_ms, handle.broker
         return self.table.table.get(key)
 
@@ -268,7 +270,7 @@ class Checkpoints:
         all of its messages when nothing is left."""
         checkpoint, due_ms = popped.checkpoint, popped.checkpoint.deadline_ms
         said = tuple(done)
-        if popped.revive_offset != NONE:
+        if popped.revive_offset != NO_OFFSET:
             due_ms = min(due_ms, self._clock.now_ms())
             if len(done) == len(popped.waiting):
                 said = checkpoint.offsets
@@ -289,7 +291,7 @@ class Checkpoints:
         properties = {TAGS: tag, _DELIVER: str(wall_due_ms), UNIQ_KEY: record.unique_id, **more}
         now_ms = self._clock.now_ms()
         return self._intake.accept(
-            Draft(self.topic, revive_queue, record.body(), properties, now_ms, host, host)
+            Draft(self.topic, revive_queue, record.encode(), properties, now_ms, host, host)
         )
 
     def _gate(self, record: Record) -> Callable[[int], None] | None:
@@ -381,7 +383,7 @@ class Checkpoints:
         """Put those offsets into their table whose checkpoints are on disk."""
         synced = self._store.synced_offset
         for queue, pending in list(self._pending.items()):
-            next_offset = NONE
+            next_offset = NO_OFFSET
             while pending and pending[0].position < synced:
                 next_offset = pending.popleft().next_offset
             if next_offset > self._offsets.committed(*queue):
@@ -448,7 +450,7 @@ class Checkpoints:
         start = end_of(TIMER_TOPIC, 0)
         listed: list[Checkpoint] = []
         for popped in self.table:
-            if popped.timer_offset != NONE and len(listed) >= LISTED_MAX:
+            if popped.timer_offset != NO_OFFSET and len(listed) >= LISTED_MAX:
                 start = popped.timer_offset
                 break
             listed.append(popped.checkpoint._replace(offsets=popped.waiting))

@@ -48,7 +48,7 @@ from sluicemq.wire.tables import (
     OrderInfo,
     decode_order_file,
     encode_order_file,
-    hash_map_of_integers,
+    sort_integer_map_as_java,
 )
 
 KEPT_MS: Final = 24 * 3600 * 1000
@@ -162,7 +162,7 @@ class ConsumerOrder:
         self.holders[f"{topic}@{group}", queue_id] = holder
         self._offsets.resets.discard(group, topic, queue_id)
         least = 0 if not counts or len(counts) != len(offsets) else min(counts.values())
-        return Counts(hash_map_of_integers(counts or {}, DEFAULT_BUCKETS), least)
+        return Counts(sort_integer_map_as_java(counts or {}, DEFAULT_BUCKETS), least)
 
     def acknowledge(self, group: str, topic: str, queue_id: int, offset: int, pop_ms: int) -> None:
         """The message is done. Raises RequestError when it was not among those of its pop."""

@@ -62,11 +62,10 @@ from sluicemq.store.read import ReadResult, ReadStatus
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
-from sluicemq.wire.frames import Command, encode_answer
+from sluicemq.wire.frames import Command, encode_response
 from sluicemq.wire.popping import (
     ORDERED,
-    UNSET,
-    Handle,
+    UNSET_REMARK,
     NotificationRequest,
     NotificationResponse,
     PeekMessageRequest,
@@ -74,7 +73,8 @@ from sluicemq.wire.popping import (
     PollingInfoResponse,
     PopMessageRequest,
     PopMessageResponse,
-    queue_info,
+    ReceiptHandle,
+    encode_queue_info,
 )
 
 log = logging.getLogger(__name__)
@@ -249,7 +249,7 @@ class Pop:
             for it in (False, True)
         )
         fields = encode_header(PollingInfoResponse(count=count))
-        return Command(ResponseCode.SUCCESS, fields, remark=UNSET)
+        return Command(ResponseCode.SUCCESS, fields, remark=UNSET_REMARK)
 
     # --------------------------------------------------------------------------------- checks
 
@@ -483,7 +483,7 @@ class Pop:
         if topic == header.topic or actual:
             found.data += _without_handles(records, result.data)
         else:
-            handle = Handle(
+            handle = ReceiptHandle(
                 offsets[0], found.pop_ms, invisible_ms, found.revive_queue, kind,
                 self.settings.broker.broker_name, queue_id,
             )  # fmt: skip
@@ -589,7 +589,7 @@ class Pop:
             self._admit(popping.header, popping.peer)
         except RequestError as refusal:
             fields = encode_header(PopMessageResponse())
-            return encode_answer(popping.command, refusal.code, fields, remark=refusal.remark)
+            return encode_response(popping.command, refusal.code, fields, remark=refusal.remark)
         found = self._look(popping)
         if found.count:
             parked.has_left_messages = found.rest > 0
@@ -611,7 +611,7 @@ class Pop:
                 self._check_target(popping.header, popping.peer)
             except RequestError as refusal:
                 fields = encode_header(NotificationResponse())
-                return encode_answer(popping.command, refusal.code, fields, remark=refusal.remark)
+                return encode_response(popping.command, refusal.code, fields, remark=refusal.remark)
             if self._is_refused(parked):  # it has looked just now
                 return _notice(popping, NotificationResponse(is_full=True))
         if self._has_messages(popping):
@@ -634,13 +634,13 @@ class Pop:
                 invisible_ms=header.invisible_ms,
                 revive_queue=ORDERED if is_order else found.revive_queue,
                 rest_count=found.rest,
-                start_offset_info=queue_info(found.starts),
-                message_offset_info=queue_info(found.messages),
-                order_count_info=queue_info(found.orders) if is_order else None,
+                start_offset_info=encode_queue_info(found.starts),
+                message_offset_info=encode_queue_info(found.messages),
+                order_count_info=encode_queue_info(found.orders) if is_order else None,
             )
         )
         remark = "FOUND" if found.count else "NO_MESSAGE_IN_QUEUE"
-        answer = encode_answer(command, code, fields, b"".join(found.data), remark)
+        answer = encode_response(command, code, fields, b"".join(found.data), remark)
         if is_order or not found.count:
             return answer
         return Durable.for_command(command, answer)
@@ -652,7 +652,7 @@ def _refused(refusal: RequestError, header: object) -> Command:
 
 
 def _notice(popping: Popping, header: NotificationResponse) -> bytes:
-    return encode_answer(popping.command, fields=encode_header(header), remark=UNSET)
+    return encode_response(popping.command, fields=encode_header(header), remark=UNSET_REMARK)
 
 
 def _without_handles(
@@ -665,10 +665,10 @@ def _without_handles(
     return [_recoded(record) for _, record in records]
 
 
-def _as_sent(record: memoryview, topic: str, handle: Handle) -> bytes | memoryview:
+def _as_sent(record: memoryview, topic: str, handle: ReceiptHandle) -> bytes | memoryview:
     """Return a message that comes again, with the topic that it was sent to and its handle; as it
     is stored when there is no room for that."""
-    return _recoded(record, topic, {POP_CK: handle.text()})
+    return _recoded(record, topic, {POP_CK: handle.encode()})
 
 
 def _recoded(

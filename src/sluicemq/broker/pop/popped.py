@@ -49,10 +49,10 @@ from sluicemq.wire.popping import (
     ACKNOWLEDGEMENT,
     ACKNOWLEDGEMENTS,
     CHECKPOINT,
-    NONE,
+    NO_OFFSET,
     Acknowledgement,
     Checkpoint,
-    Key,
+    PopKey,
     decode_acknowledgement,
     decode_checkpoint,
 )
@@ -79,7 +79,7 @@ class Popped:
     checkpoint: Checkpoint
     waiting: tuple[int, ...]
     timer_offset: int
-    revive_offset: int = NONE
+    revive_offset: int = NO_OFFSET
     is_planned: bool = False
     holder: str = ""
 
@@ -93,10 +93,10 @@ class PoppedTable:
     """All checkpoints that are not settled, by key."""
 
     def __init__(self) -> None:
-        self.table: dict[Key, Popped] = {}
+        self.table: dict[PopKey, Popped] = {}
         self.counts: Counter[Queue] = Counter()
         """Messages in flight."""
-        self._delivered: dict[int, dict[Key, Popped]] = {}
+        self._delivered: dict[int, dict[PopKey, Popped]] = {}
         self._heap: list[tuple[int, int, Popped]] = []
         self._number = 0
 
@@ -109,7 +109,7 @@ class PoppedTable:
     def add(self, checkpoint: Checkpoint, timer_offset: int, holder: str = "") -> Popped:
         """A checkpoint is opened. One that has the key already (a reset, and two pops within the
         same ms) becomes part of it."""
-        known, revive_offset = self.table.get(checkpoint.key), NONE
+        known, revive_offset = self.table.get(checkpoint.key), NO_OFFSET
         if known is not None:
             offsets = tuple(sorted({*known.waiting, *checkpoint.offsets}))
             checkpoint = checkpoint._replace(offsets=offsets)
@@ -151,7 +151,7 @@ class PoppedTable:
     def delivered(self, popped: Popped, offset: int) -> None:
         """Its record stands in its revive queue; the first counts, when a timer that crashed has
         delivered it again."""
-        if popped.revive_offset == NONE:
+        if popped.revive_offset == NO_OFFSET:
             popped.revive_offset = offset
             checkpoint = popped.checkpoint
             self._delivered.setdefault(checkpoint.revive_queue, {})[checkpoint.key] = popped
@@ -207,7 +207,7 @@ class Saved(NamedTuple):
 
     def text(self) -> str:
         """The file."""
-        opened = [one.values() | {"rq": one.revive_queue} for one in self.open]
+        opened = [one.to_json() | {"rq": one.revive_queue} for one in self.open]
         revive = {str(queue_id): offset for queue_id, offset in sorted(self.revive.items())}
         values = {
             "covered": self.covered, "open": opened, "revive": revive, "timer": self.timer
@@ -223,7 +223,7 @@ class Saved(NamedTuple):
             integer(values, "timer"),
             integer(values, "covered"),
             {int(q): as_integer(at, "revive") for q, at in take_object(values, "revive").items()},
-            [Checkpoint.of(one, integer(one, "rq"), "") for one in opened],
+            [Checkpoint.from_json(one, integer(one, "rq"), "") for one in opened],
         )
 
 
@@ -257,15 +257,15 @@ class Start:
         self._offsets = offsets
         self._topic = topic
         self._broker = broker
-        self._delivered: dict[Key, int] = {}
-        self._given_back: set[Key] = set()
+        self._delivered: dict[PopKey, int] = {}
+        self._given_back: set[PopKey] = set()
         self._done: list[Acknowledgement] = []
         self._moved: dict[Queue, int] = {}
 
     def read_own(self, saved: Saved) -> None:
         """What this broker has left, or another one that has had the store after it."""
         for checkpoint in saved.open:
-            self._table.add(checkpoint, NONE)
+            self._table.add(checkpoint, NO_OFFSET)
         for queue_id in self._revive_queues:
             self._read_revive(queue_id, saved.revive.get(queue_id, 0), is_own=True)
         for found in self._records(TIMER_TOPIC, 0, min(saved.timer, saved.covered)):
@@ -292,7 +292,7 @@ class Start:
             if isinstance(found.what, Acknowledgement):
                 self._acknowledge(found.what)
             elif (found.record.number(TIMER_OUT) or 0) >= passed_ms:
-                self._table.add(found.what, NONE)
+                self._table.add(found.what, NO_OFFSET)
         self._settle()
 
     @property
@@ -310,7 +310,7 @@ class Start:
             else:
                 self._delivered.setdefault(found.what.key, found.offset)
                 if not is_own or found.record.number(TIMER_OUT) is None:
-                    self._table.add(found.what, NONE)
+                    self._table.add(found.what, NO_OFFSET)
 
     def _settle(self) -> None:
         """Everything is read: what is done in the revive queues, and where groups go on."""

@@ -20,23 +20,23 @@ from typing import Final
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import Files, read_text, replace_text
-from sluicemq.wire.ha import Epoch
+from sluicemq.wire.ha import LogTerm
 
 CRC_MASK: Final = 0x7FFFFFFF
-NONE: Final = Epoch(-1, -1)
+NONE: Final = LogTerm(-1, -1)
 
 
-def render_epochs(epochs: tuple[Epoch, ...]) -> str:
+def render_epochs(epochs: tuple[LogTerm, ...]) -> str:
     """The text of the file."""
     lines = "".join(f"{number}-{start}\n" for number, start in epochs)
     return f"{len(epochs)}\n{zlib.crc32(lines.encode()) & CRC_MASK}\n{lines}"
 
 
-def parse_epochs(text: str) -> tuple[Epoch, ...]:
+def parse_epochs(text: str) -> tuple[LogTerm, ...]:
     """What the file says. Raises ValueError."""
     count, crc, *lines = text.split("\n")
     pairs = (line.split("-") for line in lines if line)
-    epochs = tuple(Epoch(int(number), int(start)) for number, start in pairs)
+    epochs = tuple(LogTerm(int(number), int(start)) for number, start in pairs)
     if int(count) != len(epochs):
         raise ValueError(f"{count} entries are announced, there are {len(epochs)}")
     found = zlib.crc32("\n".join(lines).encode()) & CRC_MASK
@@ -69,11 +69,11 @@ class Epochs:
         self._keep(tuple(epoch for epoch in self.entries if epoch.start <= log_end))
 
     @property
-    def last(self) -> Epoch:
+    def last(self) -> LogTerm:
         """NONE without any."""
         return self.entries[-1] if self.entries else NONE
 
-    def begin(self, epoch: Epoch) -> None:
+    def begin(self, epoch: LogTerm) -> None:
         """A master writes from here on; durable on return. Of a number that is known or older
         nothing changes. Raises OSError."""
         if epoch.number > self.last.number:
@@ -82,7 +82,7 @@ class Epochs:
     def reign(self, number: int, log_start: int, log_end: int) -> None:
         """This replica is master from now on, and writes behind `log_end`; durable on return. What
         a log without epochs holds is counted to its first one. Raises OSError."""
-        self.begin(Epoch(number, log_end if self.entries else log_start))
+        self.begin(LogTerm(number, log_end if self.entries else log_start))
 
     def truncate(self, log_end: int) -> None:
         """The log has been cut there: epochs that would begin there or behind it are gone."""
@@ -94,7 +94,7 @@ class Epochs:
         if behind:
             self._keep(self.entries[behind[-1] :])
 
-    def at(self, position: int) -> tuple[Epoch, int | None]:
+    def at(self, position: int) -> tuple[LogTerm, int | None]:
         """Who wrote what lies there, and where the next epoch begins; the first one for what is
         older than all."""
         found = [at for at, epoch in enumerate(self.entries) if epoch.start <= position]
@@ -102,7 +102,7 @@ class Epochs:
         later = self.entries[here + 1 : here + 2]
         return (self.entries[here] if self.entries else NONE, later[0].start if later else None)
 
-    def _keep(self, entries: tuple[Epoch, ...]) -> None:
+    def _keep(self, entries: tuple[LogTerm, ...]) -> None:
         if entries == self.entries:
             return
         replace_text(self._files, self._path, render_epochs(entries))

@@ -31,12 +31,12 @@ from sluicemq.net.stream import ByteStream
 from sluicemq.net.work.background import Offload
 from sluicemq.wire.ha import (
     FROM_START,
-    Epoch,
-    Greeting,
-    SlaveReader,
-    Welcome,
-    encode_head,
-    encode_welcome,
+    LogTerm,
+    MasterHandshake,
+    SlaveFrameReader,
+    SlaveHandshake,
+    encode_log_header,
+    encode_master_handshake,
 )
 
 log = logging.getLogger(__name__)
@@ -127,9 +127,9 @@ class Feed:
         self._call_soon = call_soon
         self._offload = offload
         self._on_lost = on_lost
-        self._reader = SlaveReader(failover=epochs is not None)
-        self._greeting = Greeting(-1)
-        self._epoch: Epoch | None = None
+        self._reader = SlaveFrameReader(failover=epochs is not None)
+        self._greeting = SlaveHandshake(-1)
+        self._epoch: LogTerm | None = None
         self._epoch_end = 0  # where the next one begins; 0: look again
         self._floor = 0  # what it had before, or needs not
         self._told = -1  # what it knows to be confirmed
@@ -157,18 +157,20 @@ class Feed:
         """Raises ProtocolError."""
         self._read_s = self._clock.monotonic_s()
         for said in self._reader.feed(data):
-            if isinstance(said, Greeting):
+            if isinstance(said, SlaveHandshake):
                 self._greet(said)
             else:
                 self._reported(said)
         self.grown()
 
-    def _greet(self, greeting: Greeting) -> None:
+    def _greet(self, greeting: SlaveHandshake) -> None:
         if self.replica_id is not None or self._epochs is None:
             raise ProtocolError(f"Replica {greeting.replica_id} introduces itself twice.")
         self._greeting, self.replica_id = greeting, greeting.replica_id
         epochs = self._epochs
-        self._write(encode_welcome(Welcome(self._end, epochs.last.number, epochs.entries)))
+        self._write(
+            encode_master_handshake(MasterHandshake(self._end, epochs.last.number, epochs.entries))
+        )
         if not greeting.is_learner:
             self._in_sync.joined(self)
 
@@ -222,7 +224,7 @@ class Feed:
             data = self._next(min(room, self._settings.broker.ha_batch_bytes))
             if not data:
                 break
-            pieces += encode_head(self.offset, len(data), self._epoch, confirmed), data
+            pieces += encode_log_header(self.offset, len(data), self._epoch, confirmed), data
             self.offset += len(data)
             room -= len(data)
         size -= room
@@ -297,7 +299,7 @@ class Feed:
     def _beat(self) -> None:
         if self._epochs is not None and self._epoch is None:
             self._epoch = self._epochs.at(self.offset)[0]
-        self._write(encode_head(self.offset, 0, self._epoch, self._in_sync.confirmed))
+        self._write(encode_log_header(self.offset, 0, self._epoch, self._in_sync.confirmed))
 
     def _write(self, data: bytes) -> None:
         self._written_s = self._clock.monotonic_s()

@@ -28,14 +28,14 @@ from sluicemq.errors import ProtocolError, SluiceError, StoreError
 from sluicemq.net.stream import ByteStream, StreamProtocol
 from sluicemq.wire.ha import (
     FROM_START,
-    Chunk,
-    Greeting,
-    MasterReader,
-    State,
-    Welcome,
-    consistent_end,
-    encode_greeting,
-    encode_report,
+    ConnectionState,
+    LogChunk,
+    MasterFrameReader,
+    MasterHandshake,
+    SlaveHandshake,
+    common_end,
+    encode_slave_handshake,
+    encode_slave_report,
     encode_ticket,
 )
 
@@ -84,7 +84,7 @@ class FollowerStatus(NamedTuple):
     """`confirmed` is what the master has said (plain: the end). Times are ms since 1970, 0: never.
     `fault` says why it does not go on; `begins_at` where the log begins here."""
 
-    state: State
+    state: ConnectionState
     end: int
     confirmed: int
     begins_at: int
@@ -150,7 +150,7 @@ class Follower:
         self._settings = settings
         self._clock = clock
         self._stream: ByteStream | None = None
-        self._reader = MasterReader(failover=epochs is not None)
+        self._reader = MasterFrameReader(failover=epochs is not None)
         self._reported = 0
         self._has_begun = False  # bytes have come over this stream
         self._told: int | None = None  # what the master says is confirmed
@@ -159,7 +159,7 @@ class Follower:
         self._rate = Rate()
         self._shown = 0  # up to where the queues have been asked to look
         self._pace = Pace()
-        self.state = State.READY
+        self.state = ConnectionState.READY
         self.fault = ""
         self.replica_id = 0
         self.master_is_ours = False
@@ -191,7 +191,7 @@ class Follower:
     def connected(self, stream: ByteStream) -> None:
         """A stream to the master is open, and this is its user."""
         self._stream = stream
-        self._reader = MasterReader(failover=self._epochs is not None)
+        self._reader = MasterFrameReader(failover=self._epochs is not None)
         self._has_begun, self._told = False, None
         self._read_s = self._clock.monotonic_s()
         if self._settings.store.flush_sync:
@@ -199,22 +199,22 @@ class Follower:
         if self.ticket:
             self._write(encode_ticket(self.ticket))
         if self._epochs is not None:
-            self.state = State.HANDSHAKE
-            self._write(encode_greeting(Greeting(self.replica_id)))
+            self.state = ConnectionState.HANDSHAKE
+            self._write(encode_slave_handshake(SlaveHandshake(self.replica_id)))
         else:
-            self.state = State.TRANSFER
+            self.state = ConnectionState.TRANSFER
             self._report()
 
     def synced(self) -> None:
         """More of the log is on the disk."""
-        if self.state == State.TRANSFER and self._durable_end > self._reported:
+        if self.state == ConnectionState.TRANSFER and self._durable_end > self._reported:
             self._report()
 
     def _report(self) -> None:
         end = self._reported = self._durable_end
         if self._is_empty:
             end = FROM_START if self.master_is_ours and self._epochs is None else 0
-        self._write(encode_report(end, failover=self._epochs is not None))
+        self._write(encode_slave_report(end, failover=self._epochs is not None))
 
     def _write(self, data: bytes) -> None:
         if self._stream is not None:
@@ -239,7 +239,7 @@ class Follower:
         self._rate.add(len(data), self._read_s)
         try:
             for found in self._reader.feed(data):
-                if isinstance(found, Welcome):
+                if isinstance(found, MasterHandshake):
                     self._welcome(found)
                 else:
                     self._take(found)
@@ -249,24 +249,25 @@ class Follower:
         except (SluiceError, OSError) as error:  # also of a disk that is full
             self._fail(str(error))
 
-    def _welcome(self, welcome: Welcome) -> None:
+    def _welcome(self, welcome: MasterHandshake) -> None:
         """The master's handshake: cut what is not its, then ask for the rest."""
         epochs, end = self._epochs, self._following.end
-        if self.state != State.HANDSHAKE or epochs is None:
+        if self.state != ConnectionState.HANDSHAKE or epochs is None:
             raise ProtocolError("The master introduces itself twice.")
-        if welcome.epoch < epochs.last.number:
+        if welcome.term_number < epochs.last.number:
             raise ProtocolError(
-                f"The master is of epoch {welcome.epoch}; this log has epoch {epochs.last.number}."
+                f"The master is of epoch {welcome.term_number}; "
+                f"this log has epoch {epochs.last.number}."
             )
         point = 0
         if not self._is_empty:
-            point = consistent_end(epochs.entries, end, welcome.epochs, welcome.end)
-            if point < 0 and welcome.epochs and end <= welcome.epochs[0].start:
-                self._begin_anew(welcome.epochs[0].start)
+            point = common_end(epochs.entries, end, welcome.terms, welcome.end)
+            if point < 0 and welcome.terms and end <= welcome.terms[0].start:
+                self._begin_anew(welcome.terms[0].start)
             elif point < end:
                 self._cut(max(point, 0))
         epochs.truncate(point)  # of reigns, too, in which nothing was written
-        self.state = State.TRANSFER
+        self.state = ConnectionState.TRANSFER
         self._report()
 
     def _cut(self, end: int) -> None:
@@ -293,9 +294,9 @@ class Follower:
         self.confirmed = 0
         self._cut(0)
 
-    def _take(self, chunk: Chunk) -> None:
+    def _take(self, chunk: LogChunk) -> None:
         """Bytes of the log, or a heartbeat."""
-        if self.state != State.TRANSFER:
+        if self.state != ConnectionState.TRANSFER:
             raise ProtocolError("The master sends the log before it has introduced itself.")
         end = self._following.end
         if chunk.position != end and not self._is_empty:
@@ -307,7 +308,7 @@ class Follower:
                     "store, so that it begins anew.",
                 )
             self._begin_anew(chunk.position)
-        if chunk.epoch is not None:
+        if chunk.term is not None:
             self._enter(chunk)
         elif not chunk.data:
             self._told = chunk.position
@@ -315,9 +316,9 @@ class Follower:
             self._has_begun = True
             self._following.append(chunk.position, chunk.data)
 
-    def _enter(self, chunk: Chunk) -> None:
+    def _enter(self, chunk: LogChunk) -> None:
         """The epoch's line before its bytes."""
-        epochs, epoch = self._epochs, chunk.epoch
+        epochs, epoch = self._epochs, chunk.term
         assert epochs is not None, "plain chunks have no epoch"
         assert epoch is not None, "and those of failover have one"
         last = epochs.last
@@ -363,7 +364,7 @@ class Follower:
             return
         if (now_s - self._read_s) * 1000 > broker.ha_housekeeping_ms:
             self._fail(f"The master has said nothing for {now_s - self._read_s:.1f} s.")
-        elif self.state == State.TRANSFER:
+        elif self.state == ConnectionState.TRANSFER:
             if now_s - self._read_s >= TICK_S:
                 self._went_on(0)
             if self._shown < self._following.end:
@@ -386,7 +387,7 @@ class Follower:
 
     def connection_lost(self) -> None:
         self._went_on(0)
-        self.state, self._stream = State.READY, None
+        self.state, self._stream = ConnectionState.READY, None
 
 
 class Dialler(Protocol):

@@ -25,13 +25,13 @@ from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.ha import State
+from sluicemq.wire.ha import ConnectionState
 from sluicemq.wire.replicas import (
-    ExchangeReplicaRequest,
-    ExchangeReplicaResponse,
+    ExchangeHaInfoRequest,
+    ExchangeHaInfoResponse,
     FollowStateRequest,
-    SmallestIdChangedRequest,
-    SpeakForRequest,
+    ForwardedForRequest,
+    MinBrokerIdChangedRequest,
 )
 
 BUSY: Final = "[REJECTREQUEST]system busy, start flow control for a while"  # RocketMQ's words
@@ -66,7 +66,7 @@ class ReplicaRequests:
         return self._side.state.follow(header, command, peer)
 
     def smallest_id(
-        self, header: SmallestIdChangedRequest, command: Command, peer: Peer
+        self, header: MinBrokerIdChangedRequest, command: Command, peer: Peer
     ) -> Command:
         """905: a name server says who lives. A slave hears of its master sooner so."""
         if isinstance(self._side, SlaveSide):
@@ -84,7 +84,7 @@ class ReplicaRequests:
         acting.answer(command, peer)
         return None
 
-    def speak_for(self, header: SpeakForRequest, command: Command, peer: Peer) -> Command:
+    def speak_for(self, header: ForwardedForRequest, command: Command, peer: Peer) -> Command:
         """900306: a replica forwards for a client, which is who connections show, and whose address
         messages are born at."""
         if not self._settings.is_failover:
@@ -95,14 +95,14 @@ class ReplicaRequests:
             raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from error
         return Command(ResponseCode.SUCCESS)
 
-    def exchange(self, header: ExchangeReplicaRequest, command: Command, peer: Peer) -> Command:
+    def exchange(self, header: ExchangeHaInfoRequest, command: Command, peer: Peer) -> Command:
         """906: a master tells its slaves where it is, or is asked."""
         fields: dict[str, str] = {}
         if header.ha_address is not None:
             if isinstance(self._side, SlaveSide):
                 self._side.told(header.address or "", header.ha_address)
         elif isinstance(self._side, MasterSide):
-            answer = ExchangeReplicaResponse(
+            answer = ExchangeHaInfoResponse(
                 ha_address=self._side.ha_address, flushed_offset=self._store.synced_offset,
                 address=format_address(*self._settings.host),
             )  # fmt: skip
@@ -125,7 +125,7 @@ class ReplicaRequests:
         if isinstance(self._side, SlaveSide):
             status = self._side.follower.status()
             client |= {
-                "isActivated": status.state == State.TRANSFER, "maxOffset": status.end,
+                "isActivated": status.state == ConnectionState.TRANSFER, "maxOffset": status.end,
                 "lastReadTimestamp": status.read_ms, "lastWriteTimestamp": status.written_ms,
                 "masterAddr": self._side.ha_master or None,
                 "transferredByteInSecond": status.bytes_per_s,

@@ -41,7 +41,7 @@ from sluicemq.net.work.background import Offload
 from sluicemq.store.follow import LogFollower
 from sluicemq.store.store import Store
 from sluicemq.wire.declare import load_object, take_integer
-from sluicemq.wire.ha import TICKET_BYTES, State
+from sluicemq.wire.ha import TICKET_BYTES, ConnectionState
 
 log = logging.getLogger("sluicemq.broker")
 
@@ -303,7 +303,7 @@ class SlaveSide:
 
     def follows(self) -> bool:
         """Is it connected to a master?"""
-        return self.follower.state is State.TRANSFER
+        return self.follower.state is ConnectionState.TRANSFER
 
     def lag(self) -> tuple[int | None, int | None]:
         """How far it is behind, in bytes and ms; None: the master alone knows."""

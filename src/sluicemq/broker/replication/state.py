@@ -76,14 +76,14 @@ class StateRequests:
     ) -> Command | Postponed | None:
         """900301."""
         mirror, now_s = self._mirror, self._clock.monotonic_s()
-        mirror.asked(header.replica_id, header.master_life, header.number, now_s)
+        mirror.asked(header.replica_id, header.master_run_id, header.number, now_s)
         self._claims.claimed(
-            header.replica_id, header.incarnation, header.life, header.log_end,
+            header.replica_id, header.incarnation, header.run_id, header.log_end,
             mirror.number_of(header.replica_id),
         )  # fmt: skip
         if header.wants_none:
             return self._answer([])
-        found = mirror.after(header.master_life, header.number)
+        found = mirror.after(header.master_run_id, header.number)
         if found is None:
             return Postponed(self._snapshot())
         if found:
@@ -94,7 +94,7 @@ class StateRequests:
 
     def _answer(self, operations: list[Operation]) -> Command:
         fields = FollowStateResponse(
-            life=self._mirror.life, log_start=self._log_start(), ticket=self._ticket.hex()
+            run_id=self._mirror.life, log_start=self._log_start(), ticket=self._ticket.hex()
         )
         body = encode_operations(operations)
         return Command(ResponseCode.SUCCESS, encode_header(fields), body)
@@ -185,14 +185,14 @@ class StateFollower:
                 await self._java(channel)
                 return
             header = self._heard(answer, channel)
-            self.applier.take(header.life, decode_operations(bytes(answer.body)))
+            self.applier.take(header.run_id, decode_operations(bytes(answer.body)))
             await self._apply(channel)
 
     async def _ask(self, channel: Channel, *, wants_none: bool = False) -> Command:
         applier, claim = self.applier, self._claim
         header = FollowStateRequest(
-            replica_id=claim.replica_id, incarnation=claim.incarnation, life=claim.life,
-            log_end=self._log_end(), master_life=applier.life, number=applier.number,
+            replica_id=claim.replica_id, incarnation=claim.incarnation, run_id=claim.life,
+            log_end=self._log_end(), master_run_id=applier.life, number=applier.number,
             wants_none=wants_none,
         )  # fmt: skip
         command = Command(RequestCode.SLUICE_FOLLOW_STATE, encode_header(header))
@@ -221,7 +221,7 @@ class StateFollower:
                 if silent_s >= CLAIM_S:
                     silent_s = 0.0
                     header = self._heard(await self._ask(channel, wants_none=True), channel)
-                    if header.life != applier.life:
+                    if header.run_id != applier.life:
                         raise ProtocolError("the master has begun another life.")
                 continue
             changed = await self._in_executor(lambda: applier.apply(self._sync()))

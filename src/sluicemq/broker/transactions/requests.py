@@ -32,7 +32,7 @@ from sluicemq.net.dispatch import Peer
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
-from sluicemq.wire.frames import Command, encode_answer
+from sluicemq.wire.frames import Command, encode_response
 from sluicemq.wire.headers import (
     EndTransactionRequest,
     ListTransactionsRequest,
@@ -61,7 +61,7 @@ class TransactionRequests:
     def end(self, header: EndTransactionRequest, command: Command, peer: Peer) -> Durable | None:
         """37. What is undecided is not answered, as clients know it."""
         transactions, outcome = self.transactions, header.outcome
-        if header.is_check_answer:
+        if header.is_from_check:
             asked = transactions.table.at(header.half_queue_offset)
             about = None if asked is None else transactions.reader.record(asked.physical_offset)
             if about is not None:
@@ -109,7 +109,7 @@ class TransactionRequests:
             raise _wrong("The producer group wrong")
         if message.offset != header.half_queue_offset:
             raise _wrong("The transaction state table offset wrong")
-        if message.immunity_ms is None or header.is_check_answer:
+        if message.immunity_ms is None or header.is_from_check:
             return
         allowed_ms = max(message.immunity_ms, self.settings.broker.transaction_timeout_ms)
         age_ms = self.clock.now_ms() - message.began_ms
@@ -180,4 +180,4 @@ def _success(command: Command, remark: str | None) -> Durable:
     """An answer that leaves when what it says is safe."""
     if command.is_oneway:
         return Durable(b"")
-    return Durable(encode_answer(command, ResponseCode.SUCCESS, remark=remark))
+    return Durable(encode_response(command, ResponseCode.SUCCESS, remark=remark))

@@ -33,7 +33,7 @@ from sluicemq.store.timers.placing import TIMER_DELETES, TIMER_OUT
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
-from sluicemq.wire.frames import Command, encode_answer
+from sluicemq.wire.frames import Command, encode_response
 from sluicemq.wire.headers import (
     CancelDelayedRequest,
     ListDelayedRequest,
@@ -106,7 +106,7 @@ class DelayRequests:
         self.intake.accept(draft)
         region = self.settings.broker.region
         fields = encode_header(SendMessageResponse(message_id=handle.unique_id, region=region))
-        return Durable(encode_answer(command, ResponseCode.SUCCESS, fields))
+        return Durable(encode_response(command, ResponseCode.SUCCESS, fields))
 
     def cancel(
         self, header: CancelDelayedRequest, command: Command, peer: Peer

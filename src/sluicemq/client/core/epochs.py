@@ -22,10 +22,10 @@ from typing import Final, NamedTuple
 from sluicemq.client.core.requests import expect_success, header_fields, int_field, make_request
 from sluicemq.errors import RequestError, RequestTimeoutError
 from sluicemq.model.bodies import Buffer
-from sluicemq.wire import headers, staging
+from sluicemq.wire import staging
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command
-from sluicemq.wire.staging import StagedRange
+from sluicemq.wire.staging import CommitEpochRequest, StagedRange
 
 CallBroker = Callable[[str, Command], Command]
 """Sends a request to a broker by name. Raises ConnectionLostError, RequestTimeoutError."""
@@ -60,7 +60,7 @@ def make_commit_request(
     Without ranges it asks whether the broker supports epochs.
     """
     listed = ",".join(sorted(topics))
-    header = headers.CommitEpochRequest(query=query, epoch=epoch, step=step, topics=listed)
+    header = CommitEpochRequest(query=query, epoch=epoch, step=step, topics=listed)
     return make_request(
         RequestCode.SLUICE_COMMIT_EPOCH, header, staging.encode_staged_ranges(ranges)
     )

@@ -51,6 +51,7 @@ from sluicemq.wire.headers import (
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
 )
+from sluicemq.wire.replicas import WritePermissionRequest
 
 _SEND_BATCH: Final = int(Code.SEND_BATCH_MESSAGE)
 _PULL: Final = int(Code.PULL_MESSAGE)
@@ -94,10 +95,8 @@ cluster_info = _headerless_request_maker(Code.GET_BROKER_CLUSTER_INFO)
 topic_list = _headerless_request_maker(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
 put_kv = _request_maker(Code.PUT_KV_CONFIG, headers.PutKvRequest)
 get_kv = _request_maker(Code.GET_KV_CONFIG, headers.KvRequest)
-wipe_write_permission = _request_maker(
-    Code.WIPE_WRITE_PERM_OF_BROKER, headers.WritePermissionRequest
-)
-add_write_permission = _request_maker(Code.ADD_WRITE_PERM_OF_BROKER, headers.WritePermissionRequest)
+wipe_write_permission = _request_maker(Code.WIPE_WRITE_PERM_OF_BROKER, WritePermissionRequest)
+add_write_permission = _request_maker(Code.ADD_WRITE_PERM_OF_BROKER, WritePermissionRequest)
 name_server_settings = _headerless_request_maker(Code.GET_NAMESRV_CONFIG)
 delete_kv = _request_maker(Code.DELETE_KV_CONFIG, headers.KvRequest)
 delete_topic_on_name_server = _request_maker(
@@ -112,7 +111,9 @@ system_topics = _headerless_request_maker(Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
 runtime_info = _headerless_request_maker(Code.GET_BROKER_RUNTIME_INFO)
 broker_settings = _headerless_request_maker(Code.GET_BROKER_CONFIG)
 replication_status = _headerless_request_maker(Code.GET_BROKER_HA_STATUS)
-reset_flushed = _request_maker(Code.RESET_MASTER_FLUSH_OFFSET, replicas.ResetFlushedRequest)
+reset_flushed = _request_maker(
+    Code.RESET_MASTER_FLUSH_OFFSET, replicas.ResetMasterFlushOffsetRequest
+)
 statistics = _request_maker(Code.VIEW_BROKER_STATS_DATA, headers.StatisticsRequest)
 consume_stats_of_broker = _request_maker(
     Code.GET_BROKER_CONSUME_STATS, headers.GetConsumeStatsOfBrokerRequest

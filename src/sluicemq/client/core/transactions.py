@@ -194,7 +194,7 @@ def make_end_request(
         half_queue_offset=location.half_queue_offset,
         physical_offset=location.physical_offset,
         outcome=int(state),
-        is_check_answer=is_check,
+        is_from_check=is_check,
         unique_id=location.message_id,
         transaction_id=location.transaction_id,
         broker=location.queue.broker or None,

@@ -33,7 +33,7 @@ from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.network import OnPeer
 from sluicemq.net.stream import ByteStream, StreamProtocol, StreamProtocolFactory, deliver
-from sluicemq.wire.frames import Pieces
+from sluicemq.wire.frames import FrameBuffer
 
 
 def refuse(stream: ByteStream) -> StreamProtocol:
@@ -197,7 +197,7 @@ class Call(Link):
         super().__init__(network, client, endpoint, remote, local)
         self._endpoint = endpoint
         self._channel = channel
-        self._pieces = Pieces(endpoint.dispatcher.frame_bytes_max)
+        self._pieces = FrameBuffer(endpoint.dispatcher.frame_bytes_max)
         channel.connection_made(self.to_server, remote)
 
     def tell_client(self, data: bytes | None) -> None:

@@ -29,7 +29,7 @@ from sluicemq.model.topic import TopicConfig, pop_retry_topic
 from sluicemq.testing.files import CrashableFiles, PowerLost
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import FLAG_RESPONSE, Command, encode
-from sluicemq.wire.popping import Handle
+from sluicemq.wire.popping import ReceiptHandle
 
 TOPICS: Final = ("A", "B")
 QUEUES: Final = (0,)
@@ -50,7 +50,7 @@ class InFlight:
     held: Held
     mark: int
     awaited: int = 0
-    older: tuple[Handle, ...] = ()
+    older: tuple[ReceiptHandle, ...] = ()
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Promises:
     copies: dict[Copy, int] = field(default_factory=dict)
     """What has come back, with its place in the log."""
     scanned: dict[str, int] = field(default_factory=dict)
-    maybe: set[tuple[str, Handle]] = field(default_factory=set)
+    maybe: set[tuple[str, ReceiptHandle]] = field(default_factory=set)
     """Handles of pops that a power loss may have undone, or not."""
 
     def known(self, held: Held) -> InFlight | None:

@@ -71,7 +71,7 @@ def cuts_at_the_master_s_end() -> Any:
     def end_of(own: Any, end: int, other: Any, other_end: int) -> int:
         return min(end, other_end)
 
-    return patch("sluicemq.broker.replication.follower.consistent_end", end_of)
+    return patch("sluicemq.broker.replication.follower.common_end", end_of)
 
 
 def acknowledges_without_doing() -> Any:

@@ -10,16 +10,16 @@ from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Peer
 from sluicemq.wire.ha import (
     TICKET_BYTES,
-    Greeting,
-    encode_greeting,
-    encode_report,
+    SlaveHandshake,
+    encode_slave_handshake,
+    encode_slave_report,
     encode_ticket,
 )
 
 TICKET = bytes(range(TICKET_BYTES))
 GREETINGS = [
-    encode_report(0, failover=False), encode_report(-1, failover=False),
-    encode_greeting(Greeting(7)),
+    encode_slave_report(0, failover=False), encode_slave_report(-1, failover=False),
+    encode_slave_handshake(SlaveHandshake(7)),
 ]  # fmt: skip
 
 

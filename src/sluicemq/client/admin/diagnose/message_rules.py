@@ -188,7 +188,7 @@ def _popped(facts: DeliveryFacts) -> Iterator[Values]:
         yield {
             "client": popped.client_id or "A client, before the broker was started,",
             "since_s": (now_ms - popped.popped_ms) / 1000,
-            "times": popped.times,
+            "times": popped.delivery_count,
             "left_s": max(popped.visible_ms - now_ms, 0) / 1000,
         }
 
@@ -468,7 +468,7 @@ def _times(fate: Fate, facts: DeliveryFacts) -> int:
     if fate is Fate.DEAD:
         return max(message.reconsume_times for message in facts.dead_letters)
     if fate is Fate.IN_FLIGHT and facts.popped is not None:
-        return facts.popped.times
+        return facts.popped.delivery_count
     return 0 if facts.last_retry is None else facts.last_retry.times
 
 
