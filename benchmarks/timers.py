@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
 from sluicemq.broker.group_commit import GroupCommit  # noqa: E402
-from sluicemq.broker.produce.intake import Draft, Intake  # noqa: E402
+from sluicemq.broker.produce.intake import MessageIntake, MessageToStore  # noqa: E402
 from sluicemq.broker.settings import Settings  # noqa: E402
 from sluicemq.broker.waiting.delivery import Delayed  # noqa: E402
 from sluicemq.config import BrokerConfig, StoreConfig  # noqa: E402
@@ -50,7 +50,7 @@ class Bench:
         self.store = Store.open(settings.store, files=SYSTEM_FILES, clock=self.clock)
         self._soon: list[object] = []
         self.group_commit = GroupCommit(self.store, self.clock, call_soon=self._soon.append)
-        self.intake = Intake(settings, self.store, self.group_commit)
+        self.intake = MessageIntake(settings, self.store, self.group_commit)
         self.delayed = Delayed(
             settings, self.store, self.intake, self.group_commit, files=SYSTEM_FILES,
             clock=self.clock, call_soon=self._soon.append,
@@ -75,7 +75,9 @@ class Bench:
             due = spread_ms if number % 2 else 2000 + number * 7919 % (spread_ms - 2000)
             due_ms = self.clock.ms + due
             properties = {"UNIQ_KEY": f"7F00{number:028X}", "TIMER_DELIVER_MS": str(due_ms)}
-            self.intake.accept(Draft("T", number % 8, BODY, properties, self.clock.ms, HOST, HOST))
+            self.intake.rewrite_and_append(
+                MessageToStore("T", number % 8, BODY, properties, self.clock.ms, HOST, HOST)
+            )
             if number % TURN == TURN - 1:
                 self.group_commit.commit_now()
         self.group_commit.commit_now()

@@ -254,7 +254,7 @@ def difference(request: Command, ours: Command | None, theirs: Command) -> str |
 
 def begins_at_the_end(request: Command, ours: Command, theirs: Command) -> bool:
     """Return whether a group without an offset asks about an empty queue: RocketMQ 5 answers 22,
-    and ours names the end (`Queries.committed_offset`)."""
+    and ours names the end (`QueryHandlers.query_committed_offset`)."""
     is_better = (theirs.code, ours.code, ours.fields) == (22, 0, {"offset": "0"})
     return request.code == 14 and is_better
 

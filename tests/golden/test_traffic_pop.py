@@ -226,7 +226,7 @@ def difference(
     if ours is None:
         return "no answer"
     if (request.code, theirs.code, ours.fields) == (14, 22, {"offset": "0"}):
-        return None  # an empty queue: ours names its end (`Queries.committed_offset`)
+        return None  # an empty queue: ours names its end (`QueryHandlers.query_committed_offset`)
     one, other = seen(request, ours, groups), seen(request, theirs, groups)
     if other["remark"].startswith(("java.", "parse the consumer's subscription failed")):
         one["remark"] = other["remark"]

@@ -158,7 +158,7 @@ class Side:
             [(key, q.next_offset, q.committed_offset, bytes(q.tail[-160:]))
              for key, q in sorted(writer.by_key.items()) if q.next_offset],
             [(name, t.messages_in, t.bytes_in) for name, t in topics.items() if t.messages_in],
-            self.broker.core.send.sizes[:20],
+            self.broker.core.send.body_size_counts[:20],
         ]  # fmt: skip
 
     def _log(self, begin: int, end: int) -> bytes:

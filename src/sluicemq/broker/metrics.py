@@ -104,7 +104,7 @@ def _topics(b: BrokerState) -> list[Topic]:
 
 def _messages_in(b: BrokerState) -> Samples:
     """Yield the stored messages of each topic, ordered ones with the type "fifo"."""
-    fifo = b.send.fifo.copy()
+    fifo = b.send.fifo_counts.copy()
     for topic in _topics(b):
         ordered, flags = fifo.get(topic.name, 0), _flags(b, topic.name)
         yield topic.name, "normal", *flags, topic.messages_in - ordered
@@ -183,7 +183,7 @@ COUNTERS: Final = (
         "sluicemq_messages_refused",
         "Sends that were not stored.",
         (),
-        _one(lambda b: b.send.failures),
+        _one(lambda b: b.send.failure_count),
     ),
     Family("rocketmq_messages_out", "Messages delivered.", _OUT, _delivered("messages_out")),
     Family("rocketmq_throughput_out", "Bytes delivered.", _OUT, _delivered("bytes_out")),
@@ -197,13 +197,13 @@ COUNTERS: Final = (
         "sluicemq_messages_retried",
         "Messages that are delivered to a group again.",
         _GROUP,
-        _each(lambda b: b.retries.retried),
+        _each(lambda b: b.retries.retry_counts),
     ),
     Family(
         "rocketmq_send_to_dlq_messages",
         "Dead letters of a group.",
         _GROUP,
-        _each(lambda b: b.retries.dead),
+        _each(lambda b: b.retries.dead_letter_counts),
     ),
     Family(
         "rocketmq_commit_messages",
@@ -269,7 +269,7 @@ COUNTERS: Final = (
         "sluicemq_messages_lost",
         "Messages that were deleted before the group read them.",
         _PAIR,
-        _each(lambda b: b.watch.lost),
+        _each(lambda b: b.unread_monitor.deleted_unread_counts),
     ),
     Family(
         "sluicemq_log_files_deleted",
@@ -338,19 +338,25 @@ GAUGES: Final = (
         "sluicemq_messages_at_risk",
         "Unread messages in the files of the log that retention deletes next.",
         _PAIR,
-        lambda b: [(*pair, risk.messages) for pair, risk in b.watch.at_risk.copy().items()],
+        lambda b: [
+            (*pair, expiring.message_count)
+            for pair, expiring in b.unread_monitor.expiring_unread.copy().items()
+        ],
     ),
     Family(
         "sluicemq_loss_time_seconds",
         "Unix time at which the first unread message may be deleted.",
         _PAIR,
-        lambda b: [(*pair, risk.loss_ms / 1000) for pair, risk in b.watch.at_risk.copy().items()],
+        lambda b: [
+            (*pair, expiring.earliest_deletion_ms / 1000)
+            for pair, expiring in b.unread_monitor.expiring_unread.copy().items()
+        ],
     ),
     Family(
         "sluicemq_disk_used_percent",
         "Percent used of the fullest disk of the store.",
         (),
-        _one(lambda b: b.watch.disk_percent),
+        _one(lambda b: b.unread_monitor.disk_percent),
     ),
     Family(
         "sluicemq_sends_refused_disk_full",
@@ -526,7 +532,7 @@ class BrokerCollector:
         sizes = HistogramMetricFamily(
             "rocketmq_message_size", "Bytes of message bodies.", labels=names
         )
-        counts = b.send.sizes
+        counts = b.send.body_size_counts
         buckets = [(bound, float(sum(counts[: bits + 1]))) for bound, bits in SIZE_BUCKETS]
         total = sum(topic.bytes_in for topic in _topics(b))
         sizes.add_metric(node, [*buckets, ("+Inf", float(sum(counts)))], total)

@@ -289,7 +289,7 @@ class Broker:
         """
         settings, files = self.settings, self._files
         if settings.is_read_only:
-            readonly.prepare(settings, files)
+            readonly.prepare_settings(settings, files)
         confirmed, mirror, places = Confirmed(files, settings), None, places_of(settings, files)
         if settings.is_slave and not settings.is_failover:
             confirmed.forget()
@@ -344,7 +344,7 @@ class Broker:
         if isinstance(self._files, SystemFiles):
             self.store.columns.sealer = SealingProcess()
         if not self.settings.is_read_only:
-            core.cleaning.look()
+            core.retention.check_disk()
 
         self._make_registration(core, is_address_fixed=advertised.is_fixed)
         core.replication_side = self.replication_side = self._make_side(core, files, mirror)
@@ -504,7 +504,7 @@ class Broker:
         if isinstance(self.replication_side, SlaveSide):
             self.replication_side.acting = context.make_acting() if config.remote_escape else None
         elif not config.skip_pre_online:
-            core.intake.elsewhere.left.update(await context.fetch_escaped())
+            core.intake.delivered_elsewhere.remaining.update(await context.fetch_escaped())
 
     async def _listen(self, core: BrokerState, sockets: ListeningSockets) -> None:
         """Open the port, and the VIP port for old clients. The VIP port may be unavailable.
@@ -693,7 +693,9 @@ class Broker:
             heartbeat_s = settings.broker.name_server_heartbeat_ms / 1000
             jobs.append(("heartbeat", lambda: heartbeat_s, self._announcements.send_heartbeats))
         if not settings.is_read_only:
-            jobs.append(("retention", lambda: CLEAN_S, lambda: run_steps(core.cleaning.run())))
+            jobs.append(
+                ("retention", lambda: CLEAN_S, lambda: run_steps(core.retention.run_due_jobs()))
+            )
         return jobs if settings.is_slave else jobs + self._saving_jobs()
 
     def _saving_jobs(self) -> list[BackgroundJob]:

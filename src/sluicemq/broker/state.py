@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from sluicemq.acl.guard import Access, Guard
 from sluicemq.broker.admin import readonly
-from sluicemq.broker.admin.retention import Cleaning, GroupWatch
-from sluicemq.broker.admin.status import Days, Rates, RuntimeInfo
+from sluicemq.broker.admin.retention import RetentionHandlers, UnreadMonitor
+from sluicemq.broker.admin.status import CounterHistory, MidnightCounters, RuntimeInfo
 from sluicemq.broker.consume.client_memory import ClientMemory
 from sluicemq.broker.consume.clients import Consumers, Producers
 from sluicemq.broker.consume.contracts import Contracts
@@ -37,9 +37,9 @@ from sluicemq.broker.pop.acknowledge import InFlight
 from sluicemq.broker.pop.assignment import Assignments, LookUp
 from sluicemq.broker.pop.checkpoints import Checkpoints
 from sluicemq.broker.pop.order import ConsumerOrder
-from sluicemq.broker.produce.intake import Intake
-from sluicemq.broker.produce.relays import Questions, Replies
-from sluicemq.broker.produce.send import Retries, Send
+from sluicemq.broker.produce.intake import MessageIntake
+from sluicemq.broker.produce.relays import ClientRequests, ReplyHandlers
+from sluicemq.broker.produce.send import SendBackHandlers, SendHandlers
 from sluicemq.broker.replication.insync import InSync
 from sluicemq.broker.replication.status import Behind, Steering
 from sluicemq.broker.settings import Settings
@@ -216,7 +216,7 @@ class BrokerState:
         settings, store, clock, files = self.settings, self.store, self.clock, self.files
         topics, groups, offsets = self.topics, self.groups, self.offsets
         group_commit, steady_clock = self.group_commit, self.steady_clock
-        self.intake = intake = Intake(settings, store, group_commit)
+        self.intake = intake = MessageIntake(settings, store, group_commit)
         self.delayed = Delayed(
             settings,
             store,
@@ -266,7 +266,7 @@ class BrokerState:
             run_sync=run_sync,
             access=self.access,
         )
-        self.retries = Retries(
+        self.retries = SendBackHandlers(
             settings=settings,
             topics=topics,
             groups=groups,
@@ -278,16 +278,26 @@ class BrokerState:
             delivered=self.delivered,
             access=self.access,
         )
-        self.send = Send(settings, topics, self.retries, store, intake, group_commit, unique_ids)
-        self.questions = Questions(clock)
-        self.replies = Replies(settings, topics, self.producers, intake, self.questions, clock)
+        self.send = SendHandlers(
+            settings, topics, self.retries, store, intake, group_commit, unique_ids
+        )
+        self.client_requests = ClientRequests(clock)
+        self.replies = ReplyHandlers(
+            settings, topics, self.producers, intake, self.client_requests, clock
+        )
 
     def _make_watchers(self) -> None:
         """Create the components that watch the others: lag, rates, retention, runtime info."""
         settings, store, clock = self.settings, self.store, self.clock
         topics, offsets, group_commit = self.topics, self.offsets, self.group_commit
-        self.watch, self.rates, self.days = GroupWatch(offsets, store, clock), Rates(), Days()
-        self.cleaning = Cleaning(settings, topics, self.watch, store, clock, group_commit.commit)
+        self.unread_monitor, self.rates, self.midnight_counters = (
+            UnreadMonitor(offsets, store, clock),
+            CounterHistory(),
+            MidnightCounters(),
+        )
+        self.retention = RetentionHandlers(
+            settings, topics, self.unread_monitor, store, clock, group_commit.commit
+        )
         self.filter_watch = FilterHandlers(
             store=store,
             topics=topics,
@@ -308,8 +318,8 @@ class BrokerState:
             group_commit=group_commit,
             store=store,
             rates=self.rates,
-            days=self.days,
-            more=(self.delayed.runtime, self.filter_watch.runtime_info),
+            midnight_counters=self.midnight_counters,
+            extra_collectors=(self.delayed.runtime, self.filter_watch.runtime_info),
         )
 
     # --- deleted topics
@@ -417,7 +427,7 @@ class BrokerState:
         for worker in (self.delayed, self.checkpoints, self.transactions, self.epochs):
             worker.load()
         if is_read_only:
-            readonly.show_all(store, self.topics, self.groups, self.offsets)
+            readonly.add_missing_topics_and_groups(store, self.topics, self.groups, self.offsets)
         else:
             self._follow_topics()
         for document in (self.topics.document, self.groups.document, self.checkpoints.document):
@@ -487,12 +497,12 @@ class BrokerState:
     def set_host(self, host: Host) -> None:
         """Use `host` as the address in stored records and message ids from now on."""
         self.settings.set_host(host)
-        self.send.prepare()
+        self.send.apply_settings()
 
     def on_disconnect(self, peer: Peer) -> None:
         """Forget the requests and the groups of a closed connection."""
         self.polls.remove_connection(peer)
-        self.questions.disconnected(peer)
+        self.client_requests.on_disconnect(peer)
         self.background.run_in_background(self._remove_client(peer))
         self.scheduler.remove(peer)
         if self.steering is not None:
@@ -548,7 +558,7 @@ class BrokerState:
         now_s, run = self.clock.monotonic_s(), self.supervisor.run_unless_pausing
         run("parked pulls", lambda: self.polls.expire(now_s))
         run("held answers", lambda: self.group_commit.expire(now_s))
-        run("relayed questions", lambda: self.questions.expire(now_s))
+        run("requests to clients", lambda: self.client_requests.expire(now_s))
         run("notices of members", self.consumers.notices.send_due)
         if self.settings.is_slave:
             return
@@ -564,11 +574,13 @@ class BrokerState:
         """Take samples for rates, and run the lanes. Called once a second."""
         self.supervisor.run_unless_pausing("lanes", self.lanes.run)
         self._check_wall_clock()
-        counters = self.runtime.counters()
+        counters = self.runtime.collect_counters()
         self.last_sample_s = self.clock.monotonic_s()
         self.rates.sample(self.last_sample_s, counters)
-        self.days.sample(self.clock.now_ms(), counters)
-        self.runtime.spans.sample(self.clock.monotonic_s(), self.runtime.statistics)
+        self.midnight_counters.sample(self.clock.now_ms(), counters)
+        self.runtime.period_counters.sample(
+            self.clock.monotonic_s(), self.runtime.collect_statistics
+        )
 
     def _check_wall_clock(self) -> None:
         """Log a warning each time the wall clock was set back."""

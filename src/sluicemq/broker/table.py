@@ -14,13 +14,13 @@ from types import MethodType
 from typing import Final, NamedTuple
 
 from sluicemq.broker.admin import readonly
-from sluicemq.broker.admin.access import AccessAdmin
-from sluicemq.broker.admin.metadata import Metadata
-from sluicemq.broker.admin.queries import Queries
-from sluicemq.broker.admin.refused import SENTENCES, Refused
-from sluicemq.broker.admin.retention import Cleaning
-from sluicemq.broker.admin.statistics import Statistics
-from sluicemq.broker.admin.status import Admin
+from sluicemq.broker.admin.access import AccessHandlers
+from sluicemq.broker.admin.metadata import MetadataHandlers
+from sluicemq.broker.admin.queries import QueryHandlers
+from sluicemq.broker.admin.refused import ALTERNATIVES, UnsupportedHandlers
+from sluicemq.broker.admin.retention import RetentionHandlers
+from sluicemq.broker.admin.statistics import StatisticsHandlers
+from sluicemq.broker.admin.status import StatusHandlers
 from sluicemq.broker.consume.filter_diagnostics import FilterHandlers
 from sluicemq.broker.consume.heartbeat import HeartbeatHandlers
 from sluicemq.broker.consume.offset_admin import GroupOffsetHandlers
@@ -29,8 +29,8 @@ from sluicemq.broker.epochs.epochs import Epochs
 from sluicemq.broker.pop.acknowledge import Acknowledge, InFlight
 from sluicemq.broker.pop.assignment import Assignments
 from sluicemq.broker.pop.pop import Pop
-from sluicemq.broker.produce.relays import Relays, Replies
-from sluicemq.broker.produce.send import Retries, Send
+from sluicemq.broker.produce.relays import RelayHandlers, ReplyHandlers
+from sluicemq.broker.produce.send import SendBackHandlers, SendHandlers
 from sluicemq.broker.replication.requests import ReplicaRequests, refusals, while_enough
 from sluicemq.broker.replication.status import ReplicaAdmin
 from sluicemq.broker.state import BrokerState
@@ -60,12 +60,14 @@ class Row(NamedTuple):
 
 TABLE: Final[dict[int, Row]] = {
     # --- producers
-    Code.SEND_MESSAGE: Row(h.SendMessageRequest, Send.send),
-    Code.SEND_MESSAGE_V2: Row(h.SendMessageRequestV2, Send.send, Send.send_quick),
-    Code.SEND_BATCH_MESSAGE: Row(h.SendMessageRequestV2, Send.send_batch),
-    Code.SEND_REPLY_MESSAGE: Row(h.SendMessageRequest, Replies.reply),
-    Code.SEND_REPLY_MESSAGE_V2: Row(h.SendMessageRequestV2, Replies.reply),
-    Code.CONSUMER_SEND_MSG_BACK: Row(h.SendBackRequest, Retries.send_back),
+    Code.SEND_MESSAGE: Row(h.SendMessageRequest, SendHandlers.send),
+    Code.SEND_MESSAGE_V2: Row(
+        h.SendMessageRequestV2, SendHandlers.send, SendHandlers.send_fast_path
+    ),
+    Code.SEND_BATCH_MESSAGE: Row(h.SendMessageRequestV2, SendHandlers.send_batch),
+    Code.SEND_REPLY_MESSAGE: Row(h.SendMessageRequest, ReplyHandlers.send_reply),
+    Code.SEND_REPLY_MESSAGE_V2: Row(h.SendMessageRequestV2, ReplyHandlers.send_reply),
+    Code.CONSUMER_SEND_MSG_BACK: Row(h.SendBackRequest, SendBackHandlers.send_back),
     Code.END_TRANSACTION: Row(h.EndTransactionRequest, TransactionRequests.end),
     Code.SLUICE_LIST_TRANSACTIONS: Row(h.ListTransactionsRequest, TransactionRequests.listed),
     Code.SLUICE_RESOLVE_TRANSACTION: Row(h.ResolveTransactionRequest, TransactionRequests.resolve),
@@ -94,30 +96,34 @@ TABLE: Final[dict[int, Row]] = {
     Code.QUERY_ASSIGNMENT: Row(None, Assignments.query),
     Code.SET_MESSAGE_REQUEST_MODE: Row(None, Assignments.set_mode),
     Code.GET_ALL_MESSAGE_REQUEST_MODE: Row(None, Assignments.modes),
-    Code.QUERY_CONSUMER_OFFSET: Row(h.QueryConsumerOffsetRequest, Queries.committed_offset),
-    Code.UPDATE_CONSUMER_OFFSET: Row(h.UpdateConsumerOffsetRequest, Queries.commit_offset),
-    Code.LOCK_BATCH_MQ: Row(None, Queries.lock),
-    Code.UNLOCK_BATCH_MQ: Row(None, Queries.unlock),
+    Code.QUERY_CONSUMER_OFFSET: Row(
+        h.QueryConsumerOffsetRequest, QueryHandlers.query_committed_offset
+    ),
+    Code.UPDATE_CONSUMER_OFFSET: Row(h.UpdateConsumerOffsetRequest, QueryHandlers.commit_offset),
+    Code.LOCK_BATCH_MQ: Row(None, QueryHandlers.lock_queues),
+    Code.UNLOCK_BATCH_MQ: Row(None, QueryHandlers.unlock_queues),
     # --- queues and messages
-    Code.GET_MAX_OFFSET: Row(h.GetMaxOffsetRequest, Queries.max_offset),
-    Code.GET_MIN_OFFSET: Row(h.QueueRequest, Queries.min_offset),
-    Code.SEARCH_OFFSET_BY_TIMESTAMP: Row(h.SearchOffsetRequest, Queries.offset_by_time),
-    Code.GET_EARLIEST_MSG_STORETIME: Row(h.QueueRequest, Queries.earliest_time),
-    Code.QUERY_MESSAGE: Row(h.QueryMessageRequest, Queries.query_message),
-    Code.VIEW_MESSAGE_BY_ID: Row(h.ViewMessageRequest, Queries.view_message),
+    Code.GET_MAX_OFFSET: Row(h.GetMaxOffsetRequest, QueryHandlers.get_max_offset),
+    Code.GET_MIN_OFFSET: Row(h.QueueRequest, QueryHandlers.get_min_offset),
+    Code.SEARCH_OFFSET_BY_TIMESTAMP: Row(
+        h.SearchOffsetRequest, QueryHandlers.search_offset_by_time
+    ),
+    Code.GET_EARLIEST_MSG_STORETIME: Row(h.QueueRequest, QueryHandlers.get_earliest_time),
+    Code.QUERY_MESSAGE: Row(h.QueryMessageRequest, QueryHandlers.query_messages),
+    Code.VIEW_MESSAGE_BY_ID: Row(h.ViewMessageRequest, QueryHandlers.view_message),
     # --- topics and groups
-    Code.UPDATE_AND_CREATE_TOPIC: Row(h.CreateTopicRequest, Metadata.create_topic),
-    Code.UPDATE_AND_CREATE_TOPIC_LIST: Row(None, Metadata.create_topics),
-    Code.DELETE_TOPIC_IN_BROKER: Row(h.TopicRequest, Metadata.delete_topic),
-    Code.GET_ALL_TOPIC_CONFIG: Row(h.GetAllTopicsRequest, Metadata.all_topics),
-    Code.GET_TOPIC_CONFIG: Row(h.GetTopicConfigRequest, Metadata.topic),
-    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Row(None, Metadata.system_topics),
-    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Row(None, Metadata.create_group),
-    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: Row(None, Metadata.create_groups),
-    Code.DELETE_SUBSCRIPTIONGROUP: Row(h.DeleteGroupRequest, Metadata.delete_group),
-    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Row(h.GetAllGroupsRequest, Metadata.all_groups),
-    Code.GET_SUBSCRIPTIONGROUP_CONFIG: Row(h.GetGroupConfigRequest, Metadata.group),
-    Code.GET_ALL_CONSUMER_OFFSET: Row(None, Metadata.all_offsets),
+    Code.UPDATE_AND_CREATE_TOPIC: Row(h.CreateTopicRequest, MetadataHandlers.create_topic),
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: Row(None, MetadataHandlers.create_topics),
+    Code.DELETE_TOPIC_IN_BROKER: Row(h.TopicRequest, MetadataHandlers.delete_topic),
+    Code.GET_ALL_TOPIC_CONFIG: Row(h.GetAllTopicsRequest, MetadataHandlers.list_topics),
+    Code.GET_TOPIC_CONFIG: Row(h.GetTopicConfigRequest, MetadataHandlers.get_topic),
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Row(None, MetadataHandlers.list_system_topics),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Row(None, MetadataHandlers.create_group),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: Row(None, MetadataHandlers.create_groups),
+    Code.DELETE_SUBSCRIPTIONGROUP: Row(h.DeleteGroupRequest, MetadataHandlers.delete_group),
+    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Row(h.GetAllGroupsRequest, MetadataHandlers.list_groups),
+    Code.GET_SUBSCRIPTIONGROUP_CONFIG: Row(h.GetGroupConfigRequest, MetadataHandlers.get_group),
+    Code.GET_ALL_CONSUMER_OFFSET: Row(None, MetadataHandlers.list_offsets),
     # --- offsets, filters and lanes of groups
     Code.INVOKE_BROKER_TO_RESET_OFFSET: Row(
         h.ResetOffsetRequest, GroupOffsetHandlers.reset_offsets
@@ -134,24 +140,30 @@ TABLE: Final[dict[int, Row]] = {
     Code.SLUICE_TRY_FILTER: Row(h.TryFilterRequest, FilterHandlers.try_filter),
     Code.SLUICE_GROUP_LANES: Row(h.ConsumerGroupRequest, FilterHandlers.report_lanes),
     # --- the broker, its clients and its files
-    Code.UPDATE_BROKER_CONFIG: Row(None, Admin.change_config),
-    Code.GET_BROKER_CONFIG: Row(None, Admin.config),
-    Code.GET_BROKER_RUNTIME_INFO: Row(None, Admin.runtime_info),
-    Code.GET_TOPIC_STATS_INFO: Row(h.TopicRequest, Admin.topic_stats),
-    Code.GET_CONSUMER_CONNECTION_LIST: Row(h.ConsumerGroupRequest, Admin.consumer_connections),
+    Code.UPDATE_BROKER_CONFIG: Row(None, StatusHandlers.change_config),
+    Code.GET_BROKER_CONFIG: Row(None, StatusHandlers.get_config),
+    Code.GET_BROKER_RUNTIME_INFO: Row(None, StatusHandlers.get_runtime_info),
+    Code.GET_TOPIC_STATS_INFO: Row(h.TopicRequest, StatusHandlers.get_topic_stats),
+    Code.GET_CONSUMER_CONNECTION_LIST: Row(
+        h.ConsumerGroupRequest, StatusHandlers.list_consumer_connections
+    ),
     Code.GET_PRODUCER_CONNECTION_LIST: Row(
-        h.GetProducerConnectionsRequest, Admin.producer_connections
+        h.GetProducerConnectionsRequest, StatusHandlers.list_producer_connections
     ),
-    Code.GET_CONSUME_STATS: Row(h.GetConsumeStatsRequest, Admin.consume_stats),
-    Code.QUERY_TOPIC_CONSUME_BY_WHO: Row(h.TopicRequest, Admin.groups_of_topic),
-    Code.GET_CONSUMER_RUNNING_INFO: Row(h.GetConsumerRunningInfoRequest, Relays.running_info),
-    Code.CONSUME_MESSAGE_DIRECTLY: Row(h.ConsumeMessageDirectlyRequest, Relays.consume_directly),
+    Code.GET_CONSUME_STATS: Row(h.GetConsumeStatsRequest, StatusHandlers.get_consume_stats),
+    Code.QUERY_TOPIC_CONSUME_BY_WHO: Row(h.TopicRequest, StatusHandlers.list_groups_of_topic),
+    Code.GET_CONSUMER_RUNNING_INFO: Row(
+        h.GetConsumerRunningInfoRequest, RelayHandlers.get_running_info
+    ),
+    Code.CONSUME_MESSAGE_DIRECTLY: Row(
+        h.ConsumeMessageDirectlyRequest, RelayHandlers.consume_directly
+    ),
     Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: Row(
-        h.GetConsumerStatusRequest, Relays.consumer_status
+        h.GetConsumerStatusRequest, RelayHandlers.get_consumer_offsets
     ),
-    Code.CLEAN_EXPIRED_CONSUMEQUEUE: Row(None, Cleaning.clean_queues),
-    Code.CLEAN_UNUSED_TOPIC: Row(None, Cleaning.clean_topics),
-    Code.DELETE_EXPIRED_COMMITLOG: Row(None, Cleaning.clean_log),
+    Code.CLEAN_EXPIRED_CONSUMEQUEUE: Row(None, RetentionHandlers.clean_queues),
+    Code.CLEAN_UNUSED_TOPIC: Row(None, RetentionHandlers.clean_topics),
+    Code.DELETE_EXPIRED_COMMITLOG: Row(None, RetentionHandlers.clean_log),
     # --- replicas
     Code.SLUICE_REPLICA_STATUS: Row(None, ReplicaAdmin.status),
     Code.SLUICE_SWITCH_MASTER: Row(None, ReplicaAdmin.switch),
@@ -164,23 +176,31 @@ TABLE: Final[dict[int, Row]] = {
     Code.SLUICE_HAND_BACK: Row(None, ReplicaRequests.hand_back),
     Code.SLUICE_SPEAK_FOR: Row(r.ForwardedForRequest, ReplicaRequests.speak_for),
     # --- access rules
-    Code.UPDATE_AND_CREATE_ACL_CONFIG: Row(h.UpdateAccountRequest, AccessAdmin.update_account),
-    Code.DELETE_ACL_CONFIG: Row(h.DeleteAccountRequest, AccessAdmin.delete_account),
-    Code.GET_BROKER_CLUSTER_ACL_INFO: Row(None, AccessAdmin.versions),
+    Code.UPDATE_AND_CREATE_ACL_CONFIG: Row(h.UpdateAccountRequest, AccessHandlers.update_account),
+    Code.DELETE_ACL_CONFIG: Row(h.DeleteAccountRequest, AccessHandlers.delete_account),
+    Code.GET_BROKER_CLUSTER_ACL_INFO: Row(None, AccessHandlers.get_versions),
     Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: Row(
-        h.UpdateWhiteAddressesRequest, AccessAdmin.update_white_addresses
+        h.UpdateWhiteAddressesRequest, AccessHandlers.update_white_addresses
     ),
-    Code.GET_BROKER_CLUSTER_ACL_CONFIG: Row(None, AccessAdmin.listed),
-    Code.SLUICE_ACCESS_STATUS: Row(None, AccessAdmin.status),
+    Code.GET_BROKER_CLUSTER_ACL_CONFIG: Row(None, AccessHandlers.list_rules),
+    Code.SLUICE_ACCESS_STATUS: Row(None, AccessHandlers.get_status),
     # --- statistics, and requests that this broker refuses
-    Code.VIEW_BROKER_STATS_DATA: Row(h.StatisticsRequest, Statistics.view),
-    Code.GET_BROKER_CONSUME_STATS: Row(h.GetConsumeStatsOfBrokerRequest, Statistics.of_broker),
-    Code.GET_ALL_PRODUCER_INFO: Row(None, Statistics.all_producers),
-    Code.QUERY_TOPICS_BY_CONSUMER: Row(h.GetGroupConfigRequest, Statistics.topics_of_group),
-    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: Row(h.TopicGroupRequest, Statistics.subscription),
-    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: Row(h.GroupForbiddenRequest, Statistics.forbidden),
-    Code.POP_ROLLBACK: Row(None, Refused.nothing_to_move),
-    **{code: Row(None, Refused.refuse) for code in SENTENCES},
+    Code.VIEW_BROKER_STATS_DATA: Row(h.StatisticsRequest, StatisticsHandlers.view_counter),
+    Code.GET_BROKER_CONSUME_STATS: Row(
+        h.GetConsumeStatsOfBrokerRequest, StatisticsHandlers.get_consume_stats_of_broker
+    ),
+    Code.GET_ALL_PRODUCER_INFO: Row(None, StatisticsHandlers.list_producers),
+    Code.QUERY_TOPICS_BY_CONSUMER: Row(
+        h.GetGroupConfigRequest, StatisticsHandlers.list_topics_of_group
+    ),
+    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: Row(
+        h.TopicGroupRequest, StatisticsHandlers.get_subscription
+    ),
+    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: Row(
+        h.GroupForbiddenRequest, StatisticsHandlers.update_forbidden
+    ),
+    Code.POP_ROLLBACK: Row(None, UnsupportedHandlers.accept_pop_export),
+    **{code: Row(None, UnsupportedHandlers.refuse) for code in ALTERNATIVES},
 }
 
 
@@ -194,7 +214,7 @@ def make_handler_objects(core: BrokerState) -> tuple[object, ...]:
         core.replies,
         core.epochs,
         core.pull,
-        core.cleaning,
+        core.retention,
         core.assignments,
         core.filter_watch,
         core.in_flight,
@@ -202,7 +222,7 @@ def make_handler_objects(core: BrokerState) -> tuple[object, ...]:
         *_make_consumer_handlers(core),
         *_make_admin_handlers(core),
         TransactionRequests(settings, core.transactions, core.clock, core.access),
-        Relays(settings, topics, core.groups, core.consumers, store, core.questions),
+        RelayHandlers(settings, topics, core.groups, core.consumers, store, core.client_requests),
         DelayRequests(settings, topics, core.delayed, core.intake, core.steady_clock),
         ReplicaAdmin(
             settings, core.in_sync, core.steering, lambda: store.written_offset, core.replica_lag
@@ -242,7 +262,7 @@ def _make_consumer_handlers(core: BrokerState) -> Iterator[object]:
         delivered=core.delivered,
     )
     yield HeartbeatHandlers(settings, topics, groups, core.consumers, core.producers, core.clock)
-    yield Queries(
+    yield QueryHandlers(
         settings=settings,
         topics=topics,
         groups=groups,
@@ -257,7 +277,7 @@ def _make_consumer_handlers(core: BrokerState) -> Iterator[object]:
 def _make_admin_handlers(core: BrokerState) -> Iterator[object]:
     """Yield the handlers of requests that tools and consoles send."""
     settings, topics, groups, offsets = core.settings, core.topics, core.groups, core.offsets
-    admin = Admin(
+    admin = StatusHandlers(
         settings=settings,
         topics=topics,
         offsets=offsets,
@@ -266,13 +286,13 @@ def _make_admin_handlers(core: BrokerState) -> Iterator[object]:
         store=core.store,
         runtime=core.runtime,
         rates=core.rates,
-        watch=core.watch,
+        unread_monitor=core.unread_monitor,
         unfinished=core.in_flight.unfinished,
         files=core.files,
         clock=core.clock,
     )
     yield admin
-    yield Statistics(
+    yield StatisticsHandlers(
         settings=settings,
         topics=topics,
         groups=groups,
@@ -293,11 +313,11 @@ def _make_admin_handlers(core: BrokerState) -> Iterator[object]:
         clock=core.clock,
         group_commit=core.group_commit,
     )
-    yield Metadata(settings, topics, groups, offsets, core.store, core.group_commit.commit)
-    yield AccessAdmin(
+    yield MetadataHandlers(settings, topics, groups, offsets, core.store, core.group_commit.commit)
+    yield AccessHandlers(
         settings, core.guard, core.files, core.clock, core.offload, core.handle_outcome
     )
-    yield Refused()
+    yield UnsupportedHandlers()
 
 
 def make_dispatcher(core: BrokerState) -> Dispatcher:
@@ -326,7 +346,7 @@ def make_dispatcher(core: BrokerState) -> Dispatcher:
         handlers, fast_paths = while_enough(core.in_sync, handlers, fast_paths)
     if core.settings.is_read_only:
         fast_paths = {}
-        handlers |= readonly.refusals(core.settings.store.root)
+        handlers |= readonly.make_refusing_handlers(core.settings.store.root)
     if core.steering is not None:
         handlers = core.steering.handlers(handlers, is_slave=core.settings.is_slave)
     elif core.settings.is_slave:
@@ -355,7 +375,9 @@ def _compile(core: BrokerState, fast_paths: dict[int, FastHandler]) -> RunEngine
     The compiled engine takes over plain sends and pulls, so the fast path of pulls is removed from
     `fast_paths`. It is not used with access control, or where sends have no fast path.
     """
-    is_plain = fast_paths.get(Code.SEND_MESSAGE_V2) == core.send.send_quick and core.guard is None
+    is_plain = (
+        fast_paths.get(Code.SEND_MESSAGE_V2) == core.send.send_fast_path and core.guard is None
+    )
     sends = core.send.compiled
     if not is_plain or sends is None:
         return None

@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from sluicemq.broker.admin.readonly import prepare
+from sluicemq.broker.admin.readonly import prepare_settings
 from sluicemq.broker.group_commit import encode_unconfirmed_answer
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
@@ -173,7 +173,7 @@ class SteppedBroker:
         self.settings = Settings(config, store_config, is_read_only=read_only)
         port: Files = overlay(self.files) if read_only else self.files
         if read_only:
-            prepare(self.settings, port)
+            prepare_settings(self.settings, port)
         self._soon: collections.deque[Callable[[], None]] = collections.deque()
         self._syncs: collections.deque[Callable[[int | BaseException], None]] = collections.deque()
         self._announced: list[tuple[Peer, bytes]] = []
@@ -215,8 +215,8 @@ class SteppedBroker:
             self._soon.popleft()()
 
     def clean(self) -> None:
-        """What retention has to do now: see `broker.retention.Cleaning.run`."""
-        for step in self.core.cleaning.run():
+        """Run the jobs of retention that are due (`RetentionHandlers.run_due_jobs`)."""
+        for step in self.core.retention.run_due_jobs():
             if callable(step):
                 step()
 

@@ -15,7 +15,7 @@ from sluicemq.record.codec import decode_records
 BREAKS: Final[dict[str, tuple[Callable[[BrokerState], Any], str]]] = {
     "parked pulls": (lambda b: b.polls, "expire"),
     "held answers": (lambda b: b.group_commit, "expire"),
-    "relayed questions": (lambda b: b.questions, "expire"),
+    "requests to clients": (lambda b: b.client_requests, "expire"),
     "ordered pops": (lambda b: b.order, "run"),
     "epochs": (lambda b: b.epochs, "run"),
     "transaction checks": (lambda b: b.transactions, "run"),

@@ -90,12 +90,12 @@ def test_groups_with_unread_messages_are_logged_and_counted_before_a_file_goes(
     old.advance(73 * HOUR_S)
     old.clean()
     assert old.files.names(LOG) == [f"{4 * 4096:020d}"]
-    assert old.core.watch.lost == {("T", "slow"): 7, ("T", "middle"): 3}
-    lines = [line for line in caplog.messages if "deleted now" in line]
+    assert old.core.unread_monitor.deleted_unread_counts == {("T", "slow"): 7, ("T", "middle"): 3}
+    lines = [line for line in caplog.messages if "unread messages" in line]
     assert len(lines) == 4 + 2, "a line for each file and group"
     assert lines[0].startswith(
-        "group slow has not read 1 messages of topic T that are deleted now with the log file"
-        " 00000000000000000000 (last written 20"
+        "group slow loses 1 unread messages of topic T: log file"
+        " 00000000000000000000 is being deleted (last written 20"
     )
     assert "deleteWhen = 0;1;2" in lines[0]
     pair = {"topic": "T", "consumer_group": "slow"}
@@ -112,7 +112,7 @@ def test_a_group_that_has_committed_nothing_on_a_queue_loses_nothing_there(
     reader.call(COMMIT, fields)
     old.advance(73 * HOUR_S)
     old.clean()
-    assert old.core.watch.lost == {}
+    assert old.core.unread_monitor.deleted_unread_counts == {}
 
 
 def test_a_consumer_of_a_deleted_range_is_sent_to_the_new_minimum(
@@ -160,24 +160,26 @@ def test_from_80_percent_of_the_time_on_groups_are_warned_of_what_they_will_lose
     commit(reader, "done", 9)
     old.advance(57 * HOUR_S)
     old.clean()
-    assert old.core.watch.at_risk == {}
+    assert old.core.unread_monitor.expiring_unread == {}
     old.advance(HOUR_S)
     old.clean()
-    (risk,) = old.core.watch.at_risk.values()
-    assert risk.messages == 7
-    assert risk.loss_ms == NOON_MS + 72 * HOUR_S * 1000
+    (risk,) = old.core.unread_monitor.expiring_unread.values()
+    assert risk.message_count == 7
+    assert risk.earliest_deletion_ms == NOON_MS + 72 * HOUR_S * 1000
     (line,) = [line for line in caplog.messages if "deleted from" in line]
-    assert line.startswith("group slow has not read 7 messages of topic T that are deleted from 20")
+    assert line.startswith(
+        "group slow will lose 7 unread messages of topic T, which are deleted from 20"
+    )
     pair = {"topic": "T", "consumer_group": "slow"}
     assert sample(old, "sluicemq_messages_at_risk", **pair) == 7
-    assert sample(old, "sluicemq_loss_time_seconds", **pair) == risk.loss_ms / 1000
+    assert sample(old, "sluicemq_loss_time_seconds", **pair) == risk.earliest_deletion_ms / 1000
     old.advance(61)
     old.clean()
     assert sum("deleted from" in line for line in caplog.messages) == 1, "once an hour"
     commit(reader, "slow", 8)
     old.advance(61)
     old.clean()
-    assert old.core.watch.at_risk == {}
+    assert old.core.unread_monitor.expiring_unread == {}
     assert sample(old, "sluicemq_messages_at_risk", **pair) is None
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fields
-from sluicemq.broker.produce.intake import Draft
+from sluicemq.broker.produce.intake import MessageToStore
 from sluicemq.broker.waiting.rewrite import DelayRewrite
 from sluicemq.model.ids import parse_recall_handle
 from sluicemq.model.system_names import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -202,9 +202,9 @@ def test_a_retry_message_gets_no_handle(broker: SteppedBroker, client: SteppedCl
     assert "recallHandle" not in answer.fields
 
 
-def draft(**changes: Any) -> Draft:
+def draft(**changes: Any) -> MessageToStore:
     properties = {"DELAY": "1", "TRAN_MSG": "true", **changes.pop("properties", {})}
-    return Draft("T", 1, b"x", properties, 0, b"", b"", **changes)
+    return MessageToStore("T", 1, b"x", properties, 0, b"", b"", **changes)
 
 
 @pytest.mark.parametrize("sys_flag", [0, 4, 12])

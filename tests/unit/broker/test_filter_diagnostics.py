@@ -114,7 +114,9 @@ def test_the_survey_finds_by_itself_what_metrics_and_runtime_show(
     broker.core.offsets.commit("G", "T", 0, 7)
     broker.advance(11)
     assert broker.core.filter_watch.survey_results["T", "G"][0] == 2
-    assert broker.core.runtime.table()["sluiceFilter:T@G"] == "matched 1 filtered 2 errors 0"
+    assert (
+        broker.core.runtime.collect_table()["sluiceFilter:T@G"] == "matched 1 filtered 2 errors 0"
+    )
     names = {metric.name for metric in BrokerCollector(lambda: broker.core).collect()}
     assert {"sluicemq_filter_errors", "sluicemq_consumer_lag_matching_messages"} <= names
     samples = {

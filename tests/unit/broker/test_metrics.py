@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from simulation.lanes import ModelConsumer, Shared, balance
 from simulation.pops import POP, ack, fill, handles, pop_fields
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
-from sluicemq.broker.admin.status import Days, Rates
+from sluicemq.broker.admin.status import CounterHistory, MidnightCounters
 from sluicemq.broker.metrics import (
     BrokerCollector,
     find_health_problems,
@@ -176,21 +176,21 @@ def test_without_an_address_of_this_machine_there_are_no_metrics(
 
 
 def test_rates_are_differences_of_samples() -> None:
-    rates = Rates()
-    assert rates.rate("put", 10) == 0.0
+    rates = CounterHistory()
+    assert rates.compute_rate("put", 10) == 0.0
     for second in range(100):
         rates.sample(second, {"put": second * 5 if second < 90 else 450 + (second - 90) * 100})
-    assert rates.rate("put", 10) == pytest.approx(95, abs=6)
-    assert 0 < rates.rate("put", 600) < 20
-    assert rates.rate("unknown", 10) == 0.0
+    assert rates.compute_rate("put", 10) == pytest.approx(95, abs=6)
+    assert 0 < rates.compute_rate("put", 600) < 20
+    assert rates.compute_rate("unknown", 10) == 0.0
 
 
 def test_the_first_day_has_no_morning_before_it() -> None:
-    days = Days()
+    days = MidnightCounters()
     days.sample(0, {"put": 5})
-    assert (days.morning, days.yesterday) == ({}, {})
+    assert (days.today_start, days.yesterday_start) == ({}, {})
     days.sample(86_400_000, {"put": 9})
-    assert days.morning == {"put": 9}
+    assert days.today_start == {"put": 9}
 
 
 def test_probes_say_what_is_amiss(broker: SteppedBroker) -> None:

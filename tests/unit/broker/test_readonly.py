@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simulation.stepped import SteppedBroker, pull_fields, send_fields
-from sluicemq.broker.admin.readonly import REFUSED, refusals
+from sluicemq.broker.admin.readonly import REFUSED_CODES, make_refusing_handlers
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.model.topic import TopicConfig
@@ -113,7 +113,7 @@ def test_consuming_works_and_its_offsets_are_gone_with_the_broker(copy: Crashabl
     assert again.core.offsets.committed("fresh", "T", 0) == -1
 
 
-@pytest.mark.parametrize("code", sorted(REFUSED))
+@pytest.mark.parametrize("code", sorted(REFUSED_CODES))
 def test_every_change_is_refused_with_a_text_that_says_why(
     copy: CrashableFiles, code: RequestCode
 ) -> None:
@@ -137,7 +137,9 @@ READING = {
 def test_every_request_is_known_to_change_nothing_or_is_refused(copy: CrashableFiles) -> None:
     """A new request has to be put here or into `readonly._CHANGES`."""
     codes = set(shown(copy).dispatcher.handlers)
-    assert codes - set(refusals("/store")) <= READING, sorted(codes - set(REFUSED) - READING)
+    assert codes - set(make_refusing_handlers("/store")) <= READING, sorted(
+        codes - set(REFUSED_CODES) - READING
+    )
 
 
 def test_topics_and_groups_that_no_table_tells_of_are_shown(copy: CrashableFiles) -> None:

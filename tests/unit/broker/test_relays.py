@@ -70,7 +70,7 @@ def test_who_does_not_answer_is_a_time_out(
     assert client.answers[opaque].code == TIMED_OUT
     answer(member, member.requests[0], b"too late")
     assert len(client.answers) == 1
-    assert len(broker.core.questions) == 0
+    assert len(broker.core.client_requests) == 0
 
 
 def test_a_client_that_leaves_meanwhile_ends_the_waiting(

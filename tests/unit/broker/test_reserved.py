@@ -363,7 +363,7 @@ def test_a_prepared_message_cannot_pass_for_a_copy(name: str) -> None:
     assert (transaction.checks, transaction.first_offset, transaction.key) == (0, 0, "AB")
     record = broker.core.transactions.reader.record(transaction.physical_offset)
     assert record is not None
-    assert record.text("__transactionId__") == "AB"
+    assert record.get_text("__transactionId__") == "AB"
 
 
 @pytest.mark.parametrize("times", [1, 3])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from metered import RunningClock
 from simulation.stepped import SMALL, START_MS, SteppedBroker, SteppedClient, send_fields
 from sluicemq.broker.produce import intake
-from sluicemq.broker.produce.intake import APART_MIN
+from sluicemq.broker.produce.intake import MESSAGES_PER_STEP_MAX
 from sluicemq.model.system_names import STAGING_TOPIC
 from sluicemq.record import batch_columns
 from sluicemq.record.codec import encode_batch
@@ -89,7 +89,7 @@ def seen(broker: SteppedBroker, topic: str = "T") -> list[object]:
     assert known is not None
     units = bytes(store.reader.units(topic, 0, 0, high))
     return [
-        log, units, broker.core.send.sizes, known.messages_in,
+        log, units, broker.core.send.body_size_counts, known.messages_in,
         known.bytes_in, indexed(broker),
     ]  # fmt: skip
 
@@ -125,10 +125,10 @@ def test_both_ways_store_answer_and_count_alike(
         st.tuples(FLAG, st.sampled_from((b"", b"b", b"x" * 70)), st.lists(PROPERTY, max_size=3)),
         min_size=1, max_size=6,
     ),
-    st.integers(APART_MIN - 1, APART_MIN + 2),
+    st.integers(MESSAGES_PER_STEP_MAX - 1, MESSAGES_PER_STEP_MAX + 2),
     st.binary(max_size=2),
 )  # fmt: skip
-@example([(0, b"", [])], APART_MIN + 1, b"")
+@example([(0, b"", [])], MESSAGES_PER_STEP_MAX + 1, b"")
 def test_a_batch_that_is_taken_apart_in_steps_is_stored_and_answered_alike(
     kinds: Sequence[tuple[int, bytes, list[bytes]]], count: int, more: bytes
 ) -> None:

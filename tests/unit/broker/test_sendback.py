@@ -76,8 +76,8 @@ def test_a_message_that_always_fails_climbs_the_sixteen_steps_and_becomes_a_dead
     assert dead.message_id == "AB12"
     assert dead.properties["ORIGIN_MESSAGE_ID"] == first.offset_message_id
     assert "DELAY" not in dead.properties
-    assert broker.core.retries.dead == {"G": 1}
-    assert broker.core.retries.retried == {"G": 16}
+    assert broker.core.retries.dead_letter_counts == {"G": 1}
+    assert broker.core.retries.retry_counts == {"G": 16}
 
 
 def test_the_record_of_a_retry_is_the_one_that_the_real_broker_writes(broker, client):
@@ -221,7 +221,7 @@ def test_a_full_store_refuses_and_the_consumer_keeps_the_message(broker, client,
     def full(draft):
         raise StoreFullError("the disk is full.")
 
-    monkeypatch.setattr(broker.core.intake, "accept", full)
+    monkeypatch.setattr(broker.core.intake, "rewrite_and_append", full)
     answer = give_back(client, message)
     assert answer.code == 14
     assert "disk is full" in answer.remark

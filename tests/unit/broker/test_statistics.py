@@ -3,9 +3,9 @@
 import pytest
 
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
-from sluicemq.broker.admin.refused import SENTENCES
-from sluicemq.broker.admin.statistics import UNMEASURED
-from sluicemq.broker.admin.status import Spans
+from sluicemq.broker.admin.refused import ALTERNATIVES
+from sluicemq.broker.admin.statistics import UNMEASURED_REASONS
+from sluicemq.broker.admin.status import PeriodCounters
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.wire import bodies, fastjson
@@ -41,7 +41,7 @@ def counted(client: SteppedClient, name: str, key: str) -> dict[str, dict[str, f
 
 
 def test_spans_forget_what_is_past_and_ask_for_counters_when_a_sample_is_due() -> None:
-    spans, asked, value = Spans(), [0], 0
+    spans, asked, value = PeriodCounters(), [0], 0
 
     def counters() -> dict[str, int]:
         asked[0] += 1
@@ -50,14 +50,14 @@ def test_spans_forget_what_is_past_and_ask_for_counters_when_a_sample_is_due() -
     for second in range(2 * 86_400):
         value = second
         spans.sample(float(second), counters)
-    found = spans.counted("n")
+    found = spans.count_by_period("n")
     assert found is not None
     assert asked[0] == 2 * 8640
     assert [found[span][0] for span in ("statsMinute", "statsHour", "statsDay")] == [
         60, 4190, 89990,
     ]  # fmt: skip
     assert found["statsMinute"][1] == pytest.approx(1)
-    assert spans.counted("other") is None
+    assert spans.count_by_period("other") is None
 
 
 def test_messages_are_counted_by_minute_hour_and_day(
@@ -125,11 +125,11 @@ def test_what_is_sent_back_and_acknowledged_is_counted(
     assert counted(client, "BROKER_ACK_NUMS", cluster)["statsDay"]["sum"] == 1
 
 
-@pytest.mark.parametrize("name", UNMEASURED)
+@pytest.mark.parametrize("name", UNMEASURED_REASONS)
 def test_what_nobody_counts_is_told_with_what_tells_it(client: SteppedClient, name: str) -> None:
     answer = client.call(STATISTICS, {"statsName": name, "statsKey": "T@G"})
     assert (answer.code, answer.remark) == (
-        1, f"The stats <{name}> <T@G> not exist: {UNMEASURED[name]}",
+        1, f"The stats <{name}> <T@G> not exist: {UNMEASURED_REASONS[name]}",
     )  # fmt: skip
 
 
@@ -140,14 +140,14 @@ def test_what_came_into_a_deleted_topic_still_counts_for_the_broker(
     for _ in range(5):
         client.call(310, send_fields(), b"x")
     pass_s(broker, 120)
-    put = broker.core.runtime.counters()["put"]
+    put = broker.core.runtime.collect_counters()["put"]
     assert client.call(DELETE_TOPIC, {"topic": "T"}).code == 0
     broker.core.topics.put(TopicConfig("T", 4, 4))
     client.call(310, send_fields(), b"x")
     pass_s(broker, 10)
     found = counted(client, "BROKER_PUT_NUMS", broker.settings.broker.cluster_name)
     assert (found["statsMinute"]["sum"], found["statsDay"]["sum"]) == (1, 6)
-    assert broker.core.runtime.counters()["put"] == put + 1
+    assert broker.core.runtime.collect_counters()["put"] == put + 1
     assert counted(client, "TOPIC_PUT_NUMS", "T")["statsMinute"]["sum"] == 0
 
 
@@ -248,12 +248,12 @@ def test_units_say_what_became_of_the_filter(client: SteppedClient) -> None:
     assert bodies.decode_queue_units(client.call(UNITS, fields).body).filter_text == "null"
 
 
-@pytest.mark.parametrize("code", sorted(SENTENCES))
+@pytest.mark.parametrize("code", sorted(ALTERNATIVES))
 def test_what_only_other_brokers_have_is_refused_with_a_sentence(
     client: SteppedClient, code: int
 ) -> None:
     answer = client.call(code)
-    assert (answer.code, answer.remark) == (3, SENTENCES[code])
+    assert (answer.code, answer.remark) == (3, ALTERNATIVES[code])
 
 
 def test_there_is_nothing_to_move_out_of_rocksdb(client: SteppedClient) -> None:

@@ -27,7 +27,7 @@ from consuming import (
 )
 from consuming import ack_request as ack_entries
 from proxied import Proxied, Speaker
-from sluicemq.broker.produce.intake import Origin
+from sluicemq.broker.produce.intake import BatchFields
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import Host, encode_host
@@ -110,7 +110,7 @@ def test_acknowledging_a_message_with_a_forged_handle_acknowledges_no_other(
         else:
             host = state.settings.store_host
             batch = encode_batch([(0, b"evil", names)])
-            origin = Origin(0, 0, host, host)
+            origin = BatchFields(0, 0, host, host)
             topic = state.topics.table[TOPIC]
             made = run_now(state.intake.prepare_batch(batch, origin, "a\x01b\x02"))
             state.intake.append_batch(topic, 0, made, origin, "")

@@ -1,11 +1,15 @@
-"""Access rules by request: 50 to 54 of mqadmin, and 900121 (ours), how they stand.
+"""Handlers for requests of tools about access rules (ACL 1.0).
 
-A change is written to the file that holds the account (a new one to the main file) and is in force
-before its answer leaves; slaves that count have it by then, too (`Announced`). It is checked as a
-whole first: what would not load is not written. Reading and writing happen elsewhere, one change
-after the other.
+They answer UPDATE_AND_CREATE_ACL_CONFIG (50), DELETE_ACL_CONFIG (51), GET_BROKER_CLUSTER_ACL_INFO
+(52), UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53), GET_BROKER_CLUSTER_ACL_CONFIG (54) and
+SLUICE_ACCESS_STATUS (900121), a request of SluiceMQ.
 
-Secrets go in and never come out: 54 shows `******`.
+A change is written to the file that contains the account; a new account goes to the main file. The
+change is in force before its answer is sent, also on the slaves that must confirm changes
+(`Announced`). The changed files are loaded for a check first; if that fails, nothing is written.
+Files are read and written on another thread, one change after the other.
+
+No answer contains a secret key: GET_BROKER_CLUSTER_ACL_CONFIG shows `******`.
 """
 
 from collections import deque
@@ -38,35 +42,46 @@ from sluicemq.wire.headers import (
 from sluicemq.wire.tables import data_version_object
 
 Change = Callable[[str], str | None]
-"""The text of a file -> its new text, None to leave it."""
+"""A function that returns the new text of a file from its text, or None to leave it unchanged."""
 MASK: Final = "******"
+"""What answers contain in place of a secret key."""
 UPDATE_FAILED, DELETE_FAILED, WHITE_FAILED = 209, 210, 211
-"""Numbers that RocketMQ has given to answers of POP as well."""
+"""Response codes of failed changes. RocketMQ uses these numbers for answers to pops, too."""
 
 
 @dataclass(slots=True, eq=False)
-class AccessAdmin:
-    """The request family about access rules."""
+class AccessHandlers:
+    """Request handlers for access rules.
+
+    They answer UPDATE_AND_CREATE_ACL_CONFIG (50), DELETE_ACL_CONFIG (51),
+    GET_BROKER_CLUSTER_ACL_INFO (52), UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53),
+    GET_BROKER_CLUSTER_ACL_CONFIG (54) and SLUICE_ACCESS_STATUS (900121). Without access control,
+    all but the last raise RequestError. A handler that returns None answers later, when the files
+    have been read or written on another thread.
+    """
 
     settings: Settings
     guard: Guard | None
     files: Files
     clock: Clock
     offload: Offload
-    deferred: OutcomeHandler
-    waiting: deque[Callable[[], None]] = field(default_factory=deque, init=False)
+    handle_outcome: OutcomeHandler
+    """Sends an answer that a handler gives later."""
+    pending_jobs: deque[Callable[[], None]] = field(default_factory=deque, init=False)
+    """The job that runs, and those that wait for it, in order."""
 
     # --- changes
 
     def update_account(self, header: UpdateAccountRequest, command: Command, peer: Peer) -> None:
-        """Answer UPDATE_AND_CREATE_ACL_CONFIG (50): create an account, or change what is given.
+        """Answer UPDATE_AND_CREATE_ACL_CONFIG (50): create or change an account.
 
-        As in RocketMQ, a field that is absent stays as it was. An empty list of permissions takes
-        them all away, an empty white address too; an empty text changes nothing else.
+        As in RocketMQ, a field that is absent in the request stays unchanged. An empty list of
+        permissions removes all permissions, and an empty white address removes the address. Every
+        other empty field stays unchanged.
         """
-        guard = self._in_force()
+        guard = self._require_guard()
         account = guard.accounts.get(header.access_key)
-        place = guard.path if account is None else account.origin.rpartition(":")[0]
+        path = guard.path if account is None else account.origin.rpartition(":")[0]
         lists = {"topicPerms": header.topic_permissions, "groupPerms": header.group_permissions}
         values: dict[str, Any] = {
             "secretKey": header.secret_key or None,
@@ -85,92 +100,117 @@ class AccessAdmin:
         def change(text: str) -> str | None:
             return edit.with_account(text, header.access_key, changes, self.clock.now_ms())
 
-        self._change(command, peer, change, UPDATE_FAILED, place)
+        self._apply_change(command, peer, change, UPDATE_FAILED, path)
 
     def delete_account(self, header: DeleteAccountRequest, command: Command, peer: Peer) -> None:
-        """51: out of every file, lest another's entry comes to light."""
+        """Answer DELETE_ACL_CONFIG (51): delete an account from all files.
+
+        If the account stayed in another file, that entry would come into force. Raises RequestError
+        if there is no such account.
+        """
         access_key = header.access_key
-        if access_key not in self._in_force().accounts:
-            raise RequestError(DELETE_FAILED, f"there is no account {access_key}.")
+        if access_key not in self._require_guard().accounts:
+            raise RequestError(DELETE_FAILED, f"account {access_key} does not exist.")
 
         def change(text: str) -> str | None:
             return edit.without_account(text, access_key, self.clock.now_ms())
 
-        self._change(command, peer, change, DELETE_FAILED)
+        self._apply_change(command, peer, change, DELETE_FAILED)
 
     def update_white_addresses(
         self, header: UpdateWhiteAddressesRequest, command: Command, peer: Peer
     ) -> None:
-        """53."""
-        guard = self._in_force()
-        place, known = header.file or guard.path, guard.paths
-        if place not in known:
-            raise RequestError(WHITE_FAILED, f"{place} is none of the files: {', '.join(known)}.")
-        addresses = [one.strip() for one in header.addresses.split(",") if one.strip()]
+        """Answer UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53): replace the global white addresses.
+
+        The request names one of the files; by default, the main file is changed. Raises
+        RequestError if the broker does not use that file.
+        """
+        guard = self._require_guard()
+        path, known = header.file or guard.path, guard.paths
+        if path not in known:
+            raise RequestError(WHITE_FAILED, f"{path} is not one of the files: {', '.join(known)}.")
+        addresses = [address.strip() for address in header.addresses.split(",") if address.strip()]
 
         def change(text: str) -> str | None:
             return edit.with_white_addresses(text, addresses, self.clock.now_ms())
 
-        self._change(command, peer, change, WHITE_FAILED, place)
+        self._apply_change(command, peer, change, WHITE_FAILED, path)
 
-    def _change(
-        self, command: Command, peer: Peer, change: Change, failed: int, place: str | None = None
+    def _apply_change(
+        self,
+        command: Command,
+        peer: Peer,
+        change: Change,
+        failure_code: int,
+        path: str | None = None,
     ) -> None:
-        """Changes one of the files, or all, when what comes out loads."""
-        guard = self._in_force()
+        """Change the file `path`, or all files if it is None, and answer the request.
+
+        If the changed files cannot be loaded or written, answer with `failure_code`.
+        """
+        guard = self._require_guard()
 
         def work() -> Any:
-            """Blocking. Raises ConfigurationError with file, line and cure, OSError."""
-            news, texts = {}, []
+            """Write the changed files and return what the guard loads from them. Blocks.
+
+            Raises ConfigurationError, with file, line and fix, and OSError.
+            """
+            new_texts, contents = {}, []
             for name, data in guard.source.read_files().contents:
-                text = change(decode_text(name, data)) if place in (None, name) else None
+                text = change(decode_text(name, data)) if path in (None, name) else None
                 if text is not None:
-                    news[name] = text
-                texts.append((name, data if text is None else text.encode()))
-            guard.source.load(RuleFiles(tuple(texts)))
-            for name, text in news.items():
+                    new_texts[name] = text
+                contents.append((name, data if text is None else text.encode()))
+            guard.source.load(RuleFiles(tuple(contents)))
+            for name, text in new_texts.items():
                 overwrite_text(self.files, name, text)
             return guard.check_files()
 
-        def done(found: Any) -> Announced:
-            guard.apply_checked_files(found)
+        def make_answer(checked: Any) -> Announced:
+            guard.apply_checked_files(checked)
             return Announced(Command(ResponseCode.SUCCESS))
 
-        self._in_order(command, peer, work, done, failed)
+        self._run_in_order(command, peer, work, make_answer, failure_code)
 
-    def _in_order(
+    def _run_in_order(
         self,
         command: Command,
         peer: Peer,
         work: Callable[[], Any],
-        done: Callable[[Any], Command | Announced],
-        failed: int,
+        make_answer: Callable[[Any], Command | Announced],
+        failure_code: int,
     ) -> None:
-        """One after the other: each begins with what the one before has written. `done` makes the
-        answer of what `work` found."""
+        """Run `work` on another thread once all earlier jobs have ended, and answer the request.
 
-        def ended(found: Any) -> None:
-            self.waiting.popleft()
-            if isinstance(found, Exception):
-                answer: Command | Announced = Command(failed, remark=str(found))
+        Each job thus reads what the job before it has written. `make_answer` returns the answer
+        from the result of `work`. If `work` raises an error, the answer has `failure_code`.
+        """
+
+        def on_end(result: Any) -> None:
+            self.pending_jobs.popleft()
+            if isinstance(result, Exception):
+                answer: Command | Announced = Command(failure_code, remark=str(result))
             else:
-                answer = done(found)
+                answer = make_answer(result)
             if isinstance(answer, Announced):
-                self.deferred(answer, command, peer)
+                self.handle_outcome(answer, command, peer)
             else:
                 peer.write(b"" if command.is_oneway else encode_response_to(answer, command))
-            if self.waiting:
-                self.waiting[0]()
+            if self.pending_jobs:
+                self.pending_jobs[0]()
 
-        self.waiting.append(lambda: self.offload(work, ended))
-        if len(self.waiting) == 1:
-            self.waiting[0]()
+        self.pending_jobs.append(lambda: self.offload(work, on_end))
+        if len(self.pending_jobs) == 1:
+            self.pending_jobs[0]()
 
-    # --- questions
+    # --- queries
 
-    def versions(self, command: Command, peer: Peer) -> None:
-        """52: editions of the files."""
-        guard = self._in_force()
+    def get_versions(self, command: Command, peer: Peer) -> None:
+        """Answer GET_BROKER_CLUSTER_ACL_INFO (52) with the versions of the files.
+
+        Return None: the answer is sent when the files were parsed on another thread.
+        """
+        guard = self._require_guard()
         texts = guard.files.contents if guard.files is not None else ()
 
         def work() -> dict[str, Any]:
@@ -181,7 +221,7 @@ class AccessAdmin:
                 objects[path] = data_version_object(version)
             return objects
 
-        def done(objects: Any) -> Command:
+        def make_answer(objects: Any) -> Command:
             config = self.settings.broker
             header = AccessVersionResponse(
                 version=_json(objects.get(guard.path)),
@@ -192,38 +232,40 @@ class AccessAdmin:
             )
             return Command(ResponseCode.SUCCESS, encode_header(header))
 
-        self._in_order(command, peer, work, done, ResponseCode.SYSTEM_ERROR)
+        self._run_in_order(command, peer, work, make_answer, ResponseCode.SYSTEM_ERROR)
 
-    def listed(self, command: Command, peer: Peer) -> Command:
-        """54: accounts and addresses, without secrets."""
-        guard = self._in_force()
-        rules, shown = guard.rules, []
+    def list_rules(self, command: Command, peer: Peer) -> Command:
+        """Answer GET_BROKER_CLUSTER_ACL_CONFIG (54) with all rules, but without secret keys."""
+        guard = self._require_guard()
+        rules, accounts = guard.rules, []
         for account in guard.accounts.values():
-            entries: dict[bool, list[str]] = {True: [], False: []}
+            permissions: dict[bool, list[str]] = {True: [], False: []}
             for name, permission in account.permissions.items():
                 entry = f"{name.removeprefix(GROUP_PREFIX)}={PERMISSION_WORDS[permission]}"
-                entries[name.startswith(GROUP_PREFIX)].append(entry)
-            shown.append({
-                "accessKey": account.access_key,
-                "secretKey": MASK,
-                "whiteRemoteAddress": (
-                    "" if account.white_addresses is None else account.white_addresses.text
-                ),
-                "admin": account.is_admin,
-                "defaultTopicPerm": PERMISSION_WORDS[account.topic_default],
-                "defaultGroupPerm": PERMISSION_WORDS[account.group_default],
-                "topicPerms": entries[False],
-                "groupPerms": entries[True],
-            })  # fmt: skip
+                permissions[name.startswith(GROUP_PREFIX)].append(entry)
+            white_address = "" if account.white_addresses is None else account.white_addresses.text
+            accounts.append(
+                {
+                    "accessKey": account.access_key,
+                    "secretKey": MASK,
+                    "whiteRemoteAddress": white_address,
+                    "admin": account.is_admin,
+                    "defaultTopicPerm": PERMISSION_WORDS[account.topic_default],
+                    "defaultGroupPerm": PERMISSION_WORDS[account.group_default],
+                    "topicPerms": permissions[False],
+                    "groupPerms": permissions[True],
+                }
+            )
         white = [pattern.text for pattern in rules.white_addresses]
-        body = {"globalWhiteAddrs": white, "plainAccessConfigs": shown}
+        body = {"globalWhiteAddrs": white, "plainAccessConfigs": accounts}
         return Command(ResponseCode.SUCCESS, body=fastjson.dumps_strict(body))
 
-    def status(self, command: Command, peer: Peer) -> Command:
-        """900121: ours."""
+    def get_status(self, command: Command, peer: Peer) -> Command:
+        """Answer SLUICE_ACCESS_STATUS (900121) with the state of access control."""
         return access_status(self.guard)
 
-    def _in_force(self) -> Guard:
+    def _require_guard(self) -> Guard:
+        """Return the guard. Raises RequestError if the broker has no access control."""
         if self.guard is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, "this broker has no access control: aclEnable is false."
@@ -232,4 +274,5 @@ class AccessAdmin:
 
 
 def _json(value: Any) -> str:
+    """Return a value as JSON text."""
     return fastjson.dumps_strict(value).decode()

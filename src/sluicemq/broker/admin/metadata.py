@@ -1,10 +1,15 @@
-"""Topics, groups and the broker's tables, as the tools change and read them: 17 18 21 43 200 201
-207 215 225 305 351 352.
+"""Handlers for requests of tools about topics, groups and the documents of a broker.
 
-Changes are answered when they are on disk and the name servers know them (`Announced`): who creates
-a topic and sends to it finds it. An attribute that is not known is refused with RocketMQ's words,
-and so is what a broker cannot keep: an attribute that is taken is a promise. Those of a table that
-another broker wrote stay as they are.
+They answer UPDATE_AND_CREATE_TOPIC (17), UPDATE_AND_CREATE_TOPIC_LIST (18), GET_ALL_TOPIC_CONFIG
+(21), GET_ALL_CONSUMER_OFFSET (43), UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200),
+GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201), DELETE_SUBSCRIPTIONGROUP (207), DELETE_TOPIC_IN_BROKER
+(215), UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225), GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305),
+GET_TOPIC_CONFIG (351) and GET_SUBSCRIPTIONGROUP_CONFIG (352).
+
+A change is answered when it is on disk and the name servers know it (`Announced`), so that a client
+that creates a topic can send to it at once. Unknown attributes are rejected with RocketMQ's texts.
+Attributes of RocketMQ that this broker does not implement are rejected too, because accepting one
+would promise its effect. Unknown attributes in a document that another broker wrote stay unchanged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -50,37 +55,44 @@ from sluicemq.wire.tables import group_from, topic_from
 
 T = TypeVar("T")
 QUEUES_MAX: Final = 65_536
+"""The most read or write queues of a topic, and the most retry queues of a group."""
 FILTER_TYPES: Final = (None, "", "SINGLE_TAG", "MULTI_TAG")
 """The values of topicFilterType that are accepted; Java cannot read a table with another one."""
+ITEMS_PER_STEP: Final = 64
+"""The number of topics or groups that are checked or stored in one step, about a millisecond."""
 _INT64_MAX: Final = 2**63 - 1
 _UNSUPPORTED: Final = {
     (MESSAGE_TYPE, "MIXED"): "MIXED message type is not supported.",
     (CLEANUP_POLICY, COMPACTION): (
         f"Compaction topics ({CLEANUP_POLICY}={COMPACTION}) are not supported: SluiceMQ does not "
-        f"write the folder compaction. Leave the attribute out, or write {CLEANUP_POLICY}=DELETE; "
-        "to keep the latest message of a key, keep it in a table."
+        f"write the folder compaction. Remove the attribute, or set {CLEANUP_POLICY}=DELETE. "
+        "Store the latest message of a key in a table."
     ),
     (QUEUE_TYPE, "BatchCQ"): (
-        f"Queues of batches ({QUEUE_TYPE}=BatchCQ) are not supported: leave the attribute out, or "
-        f"write {QUEUE_TYPE}=SimpleCQ."
+        f"Batch queues ({QUEUE_TYPE}=BatchCQ) are not supported. Remove the attribute, or set "
+        f"{QUEUE_TYPE}=SimpleCQ."
     ),
 }
-"""RocketMQ's values that cannot be had here."""
+"""The remarks that reject attribute values of RocketMQ that this broker does not implement."""
 
 
-class Attribute(NamedTuple):
-    """`fault_of` says what is wrong with a value, "" if nothing is."""
+class AttributeRule(NamedTuple):
+    """The rule for the values of one attribute."""
 
-    fault_of: Callable[[str], str]
+    find_fault: Callable[[str], str]
+    """Returns what is wrong with a value, in RocketMQ's words, or "" if it is valid."""
     is_changeable: bool = True
+    """Whether an existing topic or group may get another value."""
 
 
-def _one_of(*values: str) -> Callable[[str], str]:
+def _require_one_of(*values: str) -> Callable[[str], str]:
+    """Return a `find_fault` that accepts only `values`."""
     text = f"value is not in set: [{', '.join(values)}]"
     return lambda value: "" if value in values else text
 
 
-def _from_minus_one(value: str) -> str:
+def _find_fault_of_number(value: str) -> str:
+    """Return what is wrong with a number from -1 to 2**63 - 1, or "" if it is valid."""
     try:
         number = int(value)
     except ValueError:
@@ -88,173 +100,230 @@ def _from_minus_one(value: str) -> str:
     return "" if -1 <= number <= _INT64_MAX else f"value is not in range(-1, {_INT64_MAX})"
 
 
-OF_TOPICS: Final = {
-    MESSAGE_TYPE: Attribute(
-        _one_of("UNSPECIFIED", "TRANSACTION", "FIFO", "MIXED", "DELAY", "NORMAL")
+TOPIC_ATTRIBUTES: Final = {
+    MESSAGE_TYPE: AttributeRule(
+        _require_one_of("UNSPECIFIED", "TRANSACTION", "FIFO", "MIXED", "DELAY", "NORMAL")
     ),
-    QUEUE_TYPE: Attribute(_one_of("SimpleCQ", "BatchCQ"), is_changeable=False),
-    CLEANUP_POLICY: Attribute(_one_of("DELETE", COMPACTION), is_changeable=False),
-    "reserve.time": Attribute(_from_minus_one),
+    QUEUE_TYPE: AttributeRule(_require_one_of("SimpleCQ", "BatchCQ"), is_changeable=False),
+    CLEANUP_POLICY: AttributeRule(_require_one_of("DELETE", COMPACTION), is_changeable=False),
+    "reserve.time": AttributeRule(_find_fault_of_number),
 }
-OF_GROUPS: Final = {CONTRACT: Attribute(_one_of(*CONTRACTS))}
+"""The attributes of a topic, with their rules."""
+GROUP_ATTRIBUTES: Final = {CONTRACT: AttributeRule(_require_one_of(*CONTRACTS))}
+"""The attributes of a group, with their rules."""
 
 
-def parsed_changes(text: str) -> Iterable[tuple[str, str | None]]:
-    """`+key=value,-key` -> ("+key", "value"), ("-key", None). Raises RequestError."""
+def parse_attribute_changes(text: str) -> Iterable[tuple[str, str | None]]:
+    """Yield (change, value) for each attribute change in a text such as `+key=value,-key`.
+
+    `+key=value` gives ("+key", "value"), `-key` gives ("-key", None). Raises RequestError for other
+    forms.
+    """
     for change in filter(None, (part.strip() for part in text.split(","))):
         key, separator, value = change.partition("=")
         if separator and not key.startswith("+"):
-            raise _wrong(f"add/alter attribute format is wrong: {key}: write +key=value.")
+            raise _system_error(f"add/alter attribute format is wrong: {key}: write +key=value.")
         if not separator and not key.startswith("-"):
-            raise _wrong(f"delete attribute format is wrong: {key}: write -key, or +key=value.")
+            raise _system_error(
+                f"delete attribute format is wrong: {key}: write -key, or +key=value."
+            )
         yield key, value if separator else None
 
 
-def changed_attributes(
+def apply_attribute_changes(
     old: Mapping[str, str] | None,
     changes: Iterable[tuple[str, str | None]],
-    known: Mapping[str, Attribute],
+    known: Mapping[str, AttributeRule],
 ) -> dict[str, str]:
-    """Attributes after the changes of a tool, +key and value or -key; `old` None: of what is new.
+    """Return the attributes of a topic or group after the changes of a tool.
 
-    Raises RequestError with RocketMQ's words and, where it differs, code.
+    `old` are its present attributes, or None if it is new. `changes` are pairs of `+key` and the
+    value, or `-key` and None. `known` are the rules of all attributes.
+
+    Raises RequestError, with RocketMQ's text and code, for a change that is not allowed.
     """
     attributes = dict(old or {})
     seen: set[str] = set()
     for change, value in changes:
         sign, key = change[:1], change[1:]
         if not key or "+" in key or "-" in key:
-            raise _wrong(f"kv string format wrong: {change!r} is neither +key=value nor -key.")
+            raise _system_error(
+                f"kv string format wrong: {change!r} is neither +key=value nor -key."
+            )
         if key in seen:
-            raise _wrong(f"key duplication: {change}")
+            raise _system_error(f"key duplication: {change}")
         seen.add(key)
         if sign not in "+-":
-            raise _wrong(f"wrong format key: {change}: write +key=value or -key.")
+            raise _system_error(f"wrong format key: {change}: write +key=value or -key.")
         if sign == "-" and old is None:
-            raise _wrong(f"only add attribute is supported while creating topic. key: {key}")
+            raise _system_error(f"only add attribute is supported while creating topic. key: {key}")
         if sign == "-" and key not in attributes:
-            raise _wrong(f"attempt to delete a nonexistent key: {key}")
-        attribute = known.get(key)
-        if attribute is None:
+            raise _system_error(f"attempt to delete a nonexistent key: {key}")
+        rule = known.get(key)
+        if rule is None:
             names = ", ".join(sorted(known))
-            raise _wrong(f"unsupported key: {key}. The attributes are {names}.")
-        if old is not None and not attribute.is_changeable:
-            raise _wrong(f"attempt to update an unchangeable attribute. key: {key}")
+            raise _system_error(f"unsupported key: {key}. The attributes are {names}.")
+        if old is not None and not rule.is_changeable:
+            raise _system_error(f"attempt to update an unchangeable attribute. key: {key}")
         if sign == "-":
             del attributes[key]
         else:
-            attributes[key] = _checked(attribute, key, value or "")
+            attributes[key] = _check_value(rule, key, value or "")
     return attributes
 
 
-def _checked(attribute: Attribute, key: str, value: str) -> str:
-    fault = attribute.fault_of(value)
+def _check_value(rule: AttributeRule, key: str, value: str) -> str:
+    """Return `value` unchanged. Raises RequestError if it is invalid or not supported."""
+    fault = rule.find_fault(value)
     if fault:
-        raise _wrong(f"{fault} ({key}={value})")
+        raise _system_error(f"{fault} ({key}={value})")
     if (key, value) in _UNSUPPORTED:
-        raise _invalid(_UNSUPPORTED[key, value])
+        raise _invalid_parameter(_UNSUPPORTED[key, value])
     return value
 
 
-def _require(fault: str | None) -> None:
+def _require_no_fault(fault: str | None) -> None:
+    """Raise RequestError with the text `fault`. Do nothing if it is None."""
     if fault is not None:
-        raise _invalid(fault)
+        raise _invalid_parameter(fault)
 
 
-def _invalid(remark: str) -> RequestError:
+def _invalid_parameter(remark: str) -> RequestError:
+    """Return an error with the code INVALID_PARAMETER."""
     return RequestError(ResponseCode.INVALID_PARAMETER, remark)
 
 
-def _wrong(remark: str) -> RequestError:
+def _system_error(remark: str) -> RequestError:
+    """Return an error with the code SYSTEM_ERROR, RocketMQ's code for wrong attributes."""
     return RequestError(ResponseCode.SYSTEM_ERROR, remark)
 
 
-ITEMS_A_STEP: Final = 64
-
-
-def _topics_of(body: bytes | memoryview) -> list[TopicConfig]:
+def _decode_topics(body: bytes | memoryview) -> list[TopicConfig]:
+    """Return the topics of the body of a request. Raises ProtocolError."""
     items = take_list(load_object(body, "topic list"), "topicConfigList")
     return [topic_from(as_object(item, "A topic")) for item in items]
 
 
-def _groups_of(body: bytes | memoryview) -> list[GroupConfig]:
+def _decode_groups(body: bytes | memoryview) -> list[GroupConfig]:
+    """Return the groups of the body of a request. Raises ProtocolError."""
     items = take_list(load_object(body, "group list"), "groupConfigList")
     return [group_from(as_object(item, "A group")) for item in items]
 
 
-def _portions(items: list[T]) -> Iterator[list[T]]:
-    """Yield the items in portions, each of which takes a millisecond."""
-    for begin in range(0, len(items), ITEMS_A_STEP):
-        yield items[begin : begin + ITEMS_A_STEP]
+def _split_into_chunks(items: list[T]) -> Iterator[list[T]]:
+    """Yield the items in lists of up to `ITEMS_PER_STEP`."""
+    for begin in range(0, len(items), ITEMS_PER_STEP):
+        yield items[begin : begin + ITEMS_PER_STEP]
 
 
 @dataclass(slots=True, eq=False)
-class Metadata:
-    """The request family about topics and groups."""
+class MetadataHandlers:
+    """Request handlers for topics, groups and committed offsets.
+
+    They answer UPDATE_AND_CREATE_TOPIC (17), UPDATE_AND_CREATE_TOPIC_LIST (18),
+    GET_ALL_TOPIC_CONFIG (21), GET_ALL_CONSUMER_OFFSET (43), UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+    (200), GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201), DELETE_SUBSCRIPTIONGROUP (207),
+    DELETE_TOPIC_IN_BROKER (215), UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225),
+    GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305), GET_TOPIC_CONFIG (351) and GET_SUBSCRIPTIONGROUP_CONFIG
+    (352).
+    """
 
     settings: Settings
     topics: Topics
     groups: Groups
     offsets: Offsets
     store: Store
-    end_turn: Callable[[], None]
+    commit: Callable[[], None]
+    """Ends the current group commit."""
 
     # -------------------------------------------------------------------------------- topics
 
     def create_topic(self, header: CreateTopicRequest, command: Command, peer: Peer) -> Announced:
-        """17: creates or changes. The remark is what the real broker answers."""
+        """Answer UPDATE_AND_CREATE_TOPIC (17): create a topic or change its configuration.
+
+        The remark of the answer is RocketMQ's. Raises RequestError.
+        """
         if header.filter_type not in FILTER_TYPES:
-            raise _wrong(
+            raise _system_error(
                 f"topicFilterType = [{header.filter_type}] value invalid: write SINGLE_TAG, or "
-                "leave it out."
+                "remove it."
             )
         config = TopicConfig(
-            header.topic, header.read_queues, header.write_queues, header.perm,
-            header.filter_type or "SINGLE_TAG", header.sys_flag or 0, header.order,
-        )  # fmt: skip
-        self.topics.put(self._topic(config, parsed_changes(header.attributes or "")))
+            name=header.topic,
+            read_queues=header.read_queues,
+            write_queues=header.write_queues,
+            perm=header.perm,
+            filter_type=header.filter_type or "SINGLE_TAG",
+            sys_flag=header.sys_flag or 0,
+            order=header.order,
+        )
+        self.topics.put(
+            self._complete_topic(config, parse_attribute_changes(header.attributes or ""))
+        )
         return Announced(Command(ResponseCode.SUCCESS, remark="not set any response code"))
 
     def create_topics(self, command: Command, peer: Peer) -> Announced | Postponed:
-        """18: nothing changes if one of them cannot be."""
+        """Answer UPDATE_AND_CREATE_TOPIC_LIST (18): create or change several topics.
+
+        No topic changes if one of them is invalid. Raises RequestError.
+        """
 
         def steps() -> WorkItem[Announced]:
-            configs = yield from decode_body(_topics_of, command.body)
+            configs = yield from decode_body(_decode_topics, command.body)
             checked = []
-            for number, portion in enumerate(_portions(configs)):
+            for number, chunk in enumerate(_split_into_chunks(configs)):
                 if number:
                     yield None
-                checked += [self._topic(one, one.attributes.items()) for one in portion]
-            for number, portion in enumerate(_portions(checked)):
+                checked += [
+                    self._complete_topic(config, config.attributes.items()) for config in chunk
+                ]
+            for number, chunk in enumerate(_split_into_chunks(checked)):
                 if number:
                     yield None
-                self.topics.put(*portion)
+                self.topics.put(*chunk)
             return Announced(Command(ResponseCode.SUCCESS))
 
         return run_or_postpone(steps())
 
-    def _topic(self, config: TopicConfig, changes: Iterable[tuple[str, str | None]]) -> TopicConfig:
-        """What a topic becomes. Raises RequestError for what it cannot be."""
-        _require(find_topic_name_fault(config.name, TOPIC_LENGTH_MAX))
-        self._check_system(config.name)
+    def _complete_topic(
+        self, config: TopicConfig, changes: Iterable[tuple[str, str | None]]
+    ) -> TopicConfig:
+        """Return `config` with the attributes of the topic after `changes`.
+
+        `changes` are as in `apply_attribute_changes`. Raises RequestError if the name, a number of
+        queues or an attribute is invalid.
+        """
+        _require_no_fault(find_topic_name_fault(config.name, TOPIC_LENGTH_MAX))
+        self._check_not_system_topic(config.name)
         for count in (config.read_queues, config.write_queues):
             if not 0 <= count <= QUEUES_MAX:
-                raise _invalid(f"A topic cannot have {count} queues: the limit is {QUEUES_MAX}.")
+                raise _invalid_parameter(
+                    f"A topic cannot have {count} queues: the limit is {QUEUES_MAX}."
+                )
         old = self.topics.config_of(config.name)
-        attributes = changed_attributes(None if old is None else old.attributes, changes, OF_TOPICS)
+        attributes = apply_attribute_changes(
+            None if old is None else old.attributes, changes, TOPIC_ATTRIBUTES
+        )
         return replace(config, attributes=attributes)
 
-    def _check_system(self, name: str) -> None:
+    def _check_not_system_topic(self, name: str) -> None:
+        """Raise RequestError if tools must not change the topic, because it is a system topic."""
         if self.settings.broker.validate_system_topic and self.topics.is_system(name):
-            raise _invalid(f"The topic[{name}] is conflict with system topic.")
+            raise _invalid_parameter(f"The topic[{name}] is conflict with system topic.")
 
     def delete_topic(self, header: TopicRequest, command: Command, peer: Peer) -> Announced:
-        """Answer DELETE_TOPIC_IN_BROKER (215): delete the topic with its queues, its offsets and
-        the topics in which its messages come again to groups that pop. The records stay in the log
-        until it is cleaned. Groups that had consumed the topic begin at its first message if it is
-        created again (`Offsets.topic_deleted`)."""
+        """Answer DELETE_TOPIC_IN_BROKER (215): delete a topic with its queues and offsets.
+
+        The topics for retries of its popped messages are deleted too, unless a setting forbids it.
+        The records stay in the commit log until retention deletes them. If the topic is created
+        again, groups that had consumed it begin at its first message
+        (`Offsets.delete_topic`). Deleting a topic that does not exist deletes only its
+        offsets.
+
+        Raises RequestError if the topic is a system topic or its name is invalid.
+        """
         name = header.topic
-        self._check_system(name)
+        self._check_not_system_topic(name)
         retries = []
         if self.settings.broker.clear_pop_retries:
             retries = [
@@ -263,20 +332,24 @@ class Metadata:
                 for is_v2 in (False, True)
             ]
         if name in self.topics or any(name == topic for topic, _ in self.store.queues()):
-            for gone in (*filter(self.topics.get, retries), name):
-                self.topics.remove(gone)
-                # The store commits before it deletes: answers that wait for a commit have to be
-                # settled by their own one, which may fail.
-                self.end_turn()
-                self.store.delete_topic(gone)
-                self.offsets.delete_topic(gone)
-        else:  # a name that no topic can have is no path either
-            _require(find_topic_name_fault(name, TOPIC_LENGTH_MAX))
+            for deleted in (*filter(self.topics.get, retries), name):
+                self.topics.remove(deleted)
+                # `Store.delete_topic` commits too. Answers that wait for a commit must be released
+                # or failed by their own group commit before that.
+                self.commit()
+                self.store.delete_topic(deleted)
+                self.offsets.delete_topic(deleted)
+        else:  # Offsets may be left of a deleted topic, but never of an invalid name.
+            _require_no_fault(find_topic_name_fault(name, TOPIC_LENGTH_MAX))
             self.offsets.forget(topic=name)
         return Announced(Command(ResponseCode.SUCCESS))
 
-    def all_topics(self, header: GetAllTopicsRequest, command: Command, peer: Peer) -> Command:
-        """21: everything at once; tools that page are told so by the total (spec/admin.md §1)."""
+    def list_topics(self, header: GetAllTopicsRequest, command: Command, peer: Peer) -> Command:
+        """Answer GET_ALL_TOPIC_CONFIG (21) with the configuration of all topics.
+
+        The answer always contains all topics. A tool that asks for pages recognizes that by the
+        total number of topics in the header (spec/admin.md §1).
+        """
         fields = None
         if header.topic_sequence is not None:
             fields = encode_header(GetAllTopicsResponse(topic_count=len(self.topics)))
@@ -284,8 +357,11 @@ class Metadata:
             ResponseCode.SUCCESS, fields, tables.encode_topic_table(self.topics.snapshot())
         )
 
-    def topic(self, header: GetTopicConfigRequest, command: Command, peer: Peer) -> Command:
-        """351."""
+    def get_topic(self, header: GetTopicConfigRequest, command: Command, peer: Peer) -> Command:
+        """Answer GET_TOPIC_CONFIG (351) with the configuration of one topic.
+
+        Raises RequestError if the topic does not exist.
+        """
         name = header.topic
         config = self.topics.config_of(name)
         if config is None:
@@ -294,62 +370,74 @@ class Metadata:
             )
         return Command(ResponseCode.SUCCESS, body=tables.encode_topic_config(config))
 
-    def system_topics(self, command: Command, peer: Peer) -> Command:
-        """305."""
+    def list_system_topics(self, command: Command, peer: Peer) -> Command:
+        """Answer GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305) with the sorted names of system topics."""
         names = sorted(name for name in self.topics.table if self.topics.is_system(name))
         return Command(ResponseCode.SUCCESS, body=bodies.encode_topic_list(names))
 
     # -------------------------------------------------------------------------------- groups
 
     def create_group(self, command: Command, peer: Peer) -> Announced:
-        """200: creates or changes."""
-        self.groups.put(*self._checked([tables.decode_group_config(command.body)]))
+        """Answer UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200): create or change a group.
+
+        Raises RequestError.
+        """
+        self.groups.put(*self._complete_groups([tables.decode_group_config(command.body)]))
         return Announced(Command(ResponseCode.SUCCESS))
 
     def create_groups(self, command: Command, peer: Peer) -> Announced | Postponed:
-        """225: nothing changes if one of them cannot be."""
+        """Answer UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225): create or change several groups.
+
+        No group changes if one of them is invalid. Raises RequestError.
+        """
 
         def steps() -> WorkItem[Announced]:
-            configs = yield from decode_body(_groups_of, command.body)
+            configs = yield from decode_body(_decode_groups, command.body)
             checked: list[GroupConfig] = []
-            for number, portion in enumerate(_portions(configs)):
+            for number, chunk in enumerate(_split_into_chunks(configs)):
                 if number:
                     yield None
-                checked += self._checked(portion)
-            for number, portion in enumerate(_portions(checked)):
+                checked += self._complete_groups(chunk)
+            for number, chunk in enumerate(_split_into_chunks(checked)):
                 if number:
                     yield None
-                self.groups.put(*portion)
+                self.groups.put(*chunk)
             return Announced(Command(ResponseCode.SUCCESS))
 
         return run_or_postpone(steps())
 
-    def _checked(self, configs: Iterable[GroupConfig]) -> list[GroupConfig]:
-        """Return what groups become. Raises RequestError for what they cannot be."""
+    def _complete_groups(self, configs: Iterable[GroupConfig]) -> list[GroupConfig]:
+        """Return `configs` with the attributes of the groups after the changes in them.
+
+        Raises RequestError if a name, a number of queues or an attribute is invalid.
+        """
         checked = []
         for config in configs:
-            _require(find_group_name_fault(config.name))
+            _require_no_fault(find_group_name_fault(config.name))
             if not 0 <= config.retry_queues <= QUEUES_MAX:
-                raise _invalid(
+                raise _invalid_parameter(
                     f"A group cannot have {config.retry_queues} retry queues: the limit is "
                     f"{QUEUES_MAX}."
                 )
             old = self.groups.config_of(config.name)
-            attributes = changed_attributes(
-                None if old is None else old.attributes, config.attributes.items(), OF_GROUPS
+            attributes = apply_attribute_changes(
+                None if old is None else old.attributes, config.attributes.items(), GROUP_ATTRIBUTES
             )
             checked.append(replace(config, attributes=attributes))
         return checked
 
     def delete_group(self, header: DeleteGroupRequest, command: Command, peer: Peer) -> Announced:
-        """207. Its offsets stay unless the tool says otherwise."""
+        """Answer DELETE_SUBSCRIPTIONGROUP (207): delete a group, and its offsets if requested."""
         self.groups.remove(header.group)
         if header.clean_offset:
             self.offsets.forget(group=header.group)
         return Announced(Command(ResponseCode.SUCCESS))
 
-    def all_groups(self, header: GetAllGroupsRequest, command: Command, peer: Peer) -> Command:
-        """201, as 21."""
+    def list_groups(self, header: GetAllGroupsRequest, command: Command, peer: Peer) -> Command:
+        """Answer GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201) with the configuration of all groups.
+
+        Paging works as in `list_topics`.
+        """
         fields = None
         if header.group_sequence is not None:
             fields = encode_header(GetAllGroupsResponse(group_count=len(self.groups)))
@@ -357,8 +445,12 @@ class Metadata:
             ResponseCode.SUCCESS, fields, tables.encode_group_table(self.groups.snapshot())
         )
 
-    def group(self, header: GetGroupConfigRequest, command: Command, peer: Peer) -> Command:
-        """352: makes the group where groups are made on their own."""
+    def get_group(self, header: GetGroupConfigRequest, command: Command, peer: Peer) -> Command:
+        """Answer GET_SUBSCRIPTIONGROUP_CONFIG (352) with the configuration of one group.
+
+        The group is created if the broker creates groups automatically. Raises RequestError if it
+        does not exist.
+        """
         name = header.group
         config = self.groups.get_or_create(name)
         if config is None:
@@ -367,7 +459,7 @@ class Metadata:
             )
         return Command(ResponseCode.SUCCESS, body=tables.encode_group_config(config))
 
-    def all_offsets(self, command: Command, peer: Peer) -> Command:
-        """43."""
+    def list_offsets(self, command: Command, peer: Peer) -> Command:
+        """Answer GET_ALL_CONSUMER_OFFSET (43) with the committed offsets of all groups."""
         body = tables.encode_consumer_offsets(self.offsets.snapshot())
         return Command(ResponseCode.SUCCESS, body=body)

@@ -1,7 +1,12 @@
-"""Questions about queues, messages and how far they are consumed: 12 14 15 29 30 31 32 33 41 42.
+"""Handlers for queries about queues, messages and committed offsets, and for queue locks.
 
-Answers follow the real broker's, odd ones included: 30 for a queue that a topic does not have is 0
-(spec/traffic, item 23).
+They answer QUERY_MESSAGE (12), QUERY_CONSUMER_OFFSET (14), UPDATE_CONSUMER_OFFSET (15),
+SEARCH_OFFSET_BY_TIMESTAMP (29), GET_MAX_OFFSET (30), GET_MIN_OFFSET (31),
+GET_EARLIEST_MSG_STORETIME (32), VIEW_MESSAGE_BY_ID (33), LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ
+(42).
+
+The answers are those of RocketMQ's broker, including unexpected ones: the answer to GET_MAX_OFFSET
+for a queue that its topic does not have is 0 (spec/traffic, item 23).
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,14 +47,23 @@ from sluicemq.wire.headers import (
 )
 
 INDEX_UNIQUE: Final = "U"
+"""The index type of a query by message id."""
 INDEX_TAG: Final = "T"
-QUEUES_A_STEP: Final = 512
-NOTHING_FOUND: Final = "can not find message, maybe time range not correct"
+"""The index type of a query by tag, which only RocketMQ's RocksDB store supports."""
+QUEUES_PER_STEP: Final = 512
+"""The number of queues that are locked or unlocked in one step, about a millisecond."""
+NOTHING_FOUND_REMARK: Final = "can not find message, maybe time range not correct"
 
 
 @dataclass(slots=True, eq=False)
-class Queries:
-    """The request family about queue positions."""
+class QueryHandlers:
+    """Request handlers for queries about queues and messages, and for queue locks.
+
+    They answer QUERY_MESSAGE (12), QUERY_CONSUMER_OFFSET (14), UPDATE_CONSUMER_OFFSET (15),
+    SEARCH_OFFSET_BY_TIMESTAMP (29), GET_MAX_OFFSET (30), GET_MIN_OFFSET (31),
+    GET_EARLIEST_MSG_STORETIME (32), VIEW_MESSAGE_BY_ID (33), LOCK_BATCH_MQ (41) and
+    UNLOCK_BATCH_MQ (42).
+    """
 
     settings: Settings
     topics: Topics
@@ -60,36 +74,46 @@ class Queries:
     store: Store
     access: Access
 
-    def committed_offset(
+    def query_committed_offset(
         self, header: QueryConsumerOffsetRequest, command: Command, peer: Peer
     ) -> Command:
-        """14. A group without an offset starts at 0 on a queue that still has its first message
-        (spec/remoting.md §14), and at the end of an empty queue; else 22, and the client's own
-        policy decides. RocketMQ 5 answers 22 for an empty queue, too. But every policy means its
-        end, and a client that asks for the end next would skip what arrives in between."""
-        reader = self.consumers.lane_of(header.group, peer, command.fields)
-        if reader is None:
+        """Answer QUERY_CONSUMER_OFFSET (14) with the committed offset of a group for one queue.
+
+        A group without a committed offset starts at offset 0 if the queue still has its first
+        message and that is recent enough to be in memory (spec/remoting.md §14). It starts at the
+        end of an empty queue. In all other cases the answer is QUERY_NOT_FOUND, and the client
+        chooses the offset by its own policy.
+
+        RocketMQ 5 answers QUERY_NOT_FOUND for an empty queue, too. But there every policy chooses
+        the end, and a client that asks for the end in a second request would skip the messages that
+        arrive in between.
+        """
+        lane = self.consumers.lane_of(header.group, peer, command.fields)
+        if lane is None:
             offset = self.offsets.committed(header.group, header.topic, header.queue_id)
         else:
-            place = reader.asks((header.topic, header.queue_id))
-            offset = place.offset if place is not None else -1
+            start = lane.asks((header.topic, header.queue_id))
+            offset = start.offset if start is not None else -1
         if offset >= 0:
-            return _offset(offset)
+            return _make_offset_answer(offset)
         topic = self.topics.get(header.topic)
         is_queue = topic is not None and 0 <= header.queue_id < topic.queues
         if header.zero_if_not_found is not False and is_queue:
             low, high = self.store.queue_offsets(header.topic, header.queue_id)
             if low == high:
-                return _offset(high)
+                return _make_offset_answer(high)
             if low <= 0 and self._has_first_message(header.topic, header.queue_id):
-                return _offset(0)
-        return _refused(
+                return _make_offset_answer(0)
+        return _make_error_answer(
             ResponseCode.QUERY_NOT_FOUND,
             "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
         )
 
     def _has_first_message(self, topic: str, queue_id: int) -> bool:
-        """Is message 0 still there, and near enough to the end of the log to be in memory?"""
+        """Return whether a queue has message 0, near enough to the end of the log to be in memory.
+
+        accessMessageInMemoryMaxRatio is the percentage of the machine's memory that counts.
+        """
         data = self.store.reader.read(topic, queue_id, 0, 1).data
         if not data:
             return False
@@ -99,18 +123,20 @@ class Queries:
     def commit_offset(
         self, header: UpdateConsumerOffsetRequest, command: Command, peer: Peer
     ) -> Command:
-        """15."""
+        """Answer UPDATE_CONSUMER_OFFSET (15): commit an offset of a group for one queue."""
         if header.group not in self.groups:
-            return _refused(
+            return _make_error_answer(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"subscription group [{header.group}] does not exist.",
             )
         topic, queue_id = self.topics.get(header.topic), header.queue_id
         if topic is None:
-            return _refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
-        # One of the topic, or one that it had: offsets are kept for real queues only.
+            return _make_error_answer(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist"
+            )
+        # Offsets are stored only for queues of the topic, and for queues that it had before.
         if not 0 <= queue_id < topic.queues and not self.store.queue_exists(topic.name, queue_id):
-            return _refused(
+            return _make_error_answer(
                 ResponseCode.SYSTEM_ERROR, f"topic {topic.name} has no queue {queue_id}"
             )
         self.consumers.commit_offset(
@@ -118,46 +144,63 @@ class Queries:
         )
         return Command(ResponseCode.SUCCESS, {})
 
-    def max_offset(self, header: GetMaxOffsetRequest, command: Command, peer: Peer) -> Command:
-        """30."""
-        return _offset(self.store.queue_offsets(header.topic, header.queue_id)[1])
+    def get_max_offset(self, header: GetMaxOffsetRequest, command: Command, peer: Peer) -> Command:
+        """Answer GET_MAX_OFFSET (30) with the end offset of a queue, 0 for an unknown queue."""
+        return _make_offset_answer(self.store.queue_offsets(header.topic, header.queue_id)[1])
 
-    def min_offset(self, header: QueueRequest, command: Command, peer: Peer) -> Command:
-        """31."""
-        answer = _offset(self.store.queue_offsets(header.topic, header.queue_id)[0])
+    def get_min_offset(self, header: QueueRequest, command: Command, peer: Peer) -> Command:
+        """Answer GET_MIN_OFFSET (31) with the offset of the first message in a queue."""
+        answer = _make_offset_answer(self.store.queue_offsets(header.topic, header.queue_id)[0])
         answer.remark = ""
         return answer
 
-    def offset_by_time(self, header: SearchOffsetRequest, command: Command, peer: Peer) -> Command:
-        """29."""
+    def search_offset_by_time(
+        self, header: SearchOffsetRequest, command: Command, peer: Peer
+    ) -> Command:
+        """Answer SEARCH_OFFSET_BY_TIMESTAMP (29) with the offset of a queue at a store time.
+
+        That is the first offset stored at or after `header.time_ms`. If the request asks for the
+        upper boundary, it is the last offset stored at or before it (`store.read` has the details).
+        """
         boundary: Literal["lower", "upper"] = (
             "upper" if (header.boundary or "").lower() == "upper" else "lower"
         )
         offset = self.store.reader.offset_by_time(
             header.topic, header.queue_id, header.time_ms, boundary
         )
-        return _offset(offset)
+        return _make_offset_answer(offset)
 
-    def earliest_time(self, header: QueueRequest, command: Command, peer: Peer) -> Command:
-        """32."""
+    def get_earliest_time(self, header: QueueRequest, command: Command, peer: Peer) -> Command:
+        """Answer GET_EARLIEST_MSG_STORETIME (32) with the store time of a queue's first message.
+
+        The time is in ms; -1 means that the queue does not exist or has no message.
+        """
         time_ms = self.store.reader.earliest_time_ms(header.topic, header.queue_id)
         return Command(
             ResponseCode.SUCCESS, encode_header(GetEarliestStoreTimeResponse(time_ms=time_ms))
         )
 
-    def query_message(self, header: QueryMessageRequest, command: Command, peer: Peer) -> Command:
-        """12: messages by key or by unique key, newest first (spec/store.md §4)."""
+    def query_messages(self, header: QueryMessageRequest, command: Command, peer: Peer) -> Command:
+        """Answer QUERY_MESSAGE (12) with the messages of a key or message id, newest first.
+
+        The body contains their records (spec/store.md §4). The answer has an error code if no
+        message was found, if the key index is disabled or not complete, and for a query by tag.
+        """
         config = self.settings.store
         is_unique = header.is_unique_key is True or header.index_type == INDEX_UNIQUE
         count = config.query_count if is_unique else header.count_max
         found = None
-        if header.index_type != INDEX_TAG:  # RocketMQ has such an index only in RocksDB
+        if header.index_type != INDEX_TAG:
             found = self.store.keys.find(
-                header.topic, header.key, min(count, config.query_count_max),
-                header.begin_time_ms, header.end_time_ms, is_unique=is_unique,
-            )  # fmt: skip
+                header.topic,
+                header.key,
+                min(count, config.query_count_max),
+                header.begin_time_ms,
+                header.end_time_ms,
+                is_unique=is_unique,
+            )
         if found is None:
-            return _refused(
+            return _make_error_answer(
                 ResponseCode.SYSTEM_ERROR,
                 "messages cannot be queried by tag: consume with a filter instead"
                 if header.index_type == INDEX_TAG
@@ -165,7 +208,7 @@ class Queries:
                 "broker",
             )
         if found.behind_bytes:
-            return _refused(
+            return _make_error_answer(
                 ResponseCode.SYSTEM_BUSY,
                 f"the key index is being built: {found.behind_bytes} bytes of the log are left; "
                 "try again later",
@@ -176,11 +219,14 @@ class Queries:
             )
         )
         if not found.records:
-            return Command(ResponseCode.QUERY_NOT_FOUND, fields, remark=NOTHING_FOUND)
+            return Command(ResponseCode.QUERY_NOT_FOUND, fields, remark=NOTHING_FOUND_REMARK)
         return Command(ResponseCode.SUCCESS, fields, body=b"".join(found.records))
 
     def view_message(self, header: ViewMessageRequest, command: Command, peer: Peer) -> Command:
-        """33: the message that begins at an offset of the commit log."""
+        """Answer VIEW_MESSAGE_BY_ID (33) with the record at a position of the commit log.
+
+        Raises RequestError if no record begins there or the client may not read it.
+        """
         record = self.store.reader.record_at(header.physical_offset)
         if record is None:
             raise RequestError(
@@ -190,30 +236,37 @@ class Queries:
         self.access.require_record(record, SUB)
         return Command(ResponseCode.SUCCESS, body=record)
 
-    def lock(self, command: Command, peer: Peer) -> Command | Postponed:
-        """41."""
+    def lock_queues(self, command: Command, peer: Peer) -> Command | Postponed:
+        """Answer LOCK_BATCH_MQ (41): lock queues for a client of a group.
+
+        The answer lists the requested queues whose lock the client has now. A request for many
+        queues is answered in steps.
+        """
 
         def steps() -> WorkItem[Command]:
             data = yield from decode_body(bodies.decode_lock_batch, command.body)
             group = self.consumers.lanes.lock_name(data.group, data.client_id)
-            held: list[MessageQueue] = []
-            for number, queues in enumerate(_portions(data.queues)):
+            locked: list[MessageQueue] = []
+            for number, queues in enumerate(_split_into_chunks(data.queues)):
                 if number:
                     yield None
-                held += self.locks.lock(group, data.client_id, queues)
-            encode = partial(bodies.encode_locked_queues, sorted(set(held)))
-            body = encode() if len(held) <= QUEUES_A_STEP else (yield encode)
+                locked += self.locks.lock(group, data.client_id, queues)
+            encode = partial(bodies.encode_locked_queues, sorted(set(locked)))
+            body = encode() if len(locked) <= QUEUES_PER_STEP else (yield encode)
             return Command(ResponseCode.SUCCESS, body=body)
 
         return run_or_postpone(steps())
 
-    def unlock(self, command: Command, peer: Peer) -> Command | Postponed:
-        """42."""
+    def unlock_queues(self, command: Command, peer: Peer) -> Command | Postponed:
+        """Answer UNLOCK_BATCH_MQ (42): release the locks that a client has on queues.
+
+        A request for many queues is answered in steps.
+        """
 
         def steps() -> WorkItem[Command]:
             data = yield from decode_body(bodies.decode_lock_batch, command.body)
             group = self.consumers.lanes.lock_name(data.group, data.client_id)
-            for number, queues in enumerate(_portions(data.queues)):
+            for number, queues in enumerate(_split_into_chunks(data.queues)):
                 if number:
                     yield None
                 self.locks.unlock(group, data.client_id, queues)
@@ -222,15 +275,17 @@ class Queries:
         return run_or_postpone(steps())
 
 
-def _portions(queues: Sequence[MessageQueue]) -> Iterator[Sequence[MessageQueue]]:
-    """Yield the queues in portions, each of which takes a millisecond."""
-    for begin in range(0, len(queues), QUEUES_A_STEP):
-        yield queues[begin : begin + QUEUES_A_STEP]
+def _split_into_chunks(queues: Sequence[MessageQueue]) -> Iterator[Sequence[MessageQueue]]:
+    """Yield the queues in sequences of up to `QUEUES_PER_STEP`."""
+    for begin in range(0, len(queues), QUEUES_PER_STEP):
+        yield queues[begin : begin + QUEUES_PER_STEP]
 
 
-def _offset(value: int) -> Command:
-    return Command(ResponseCode.SUCCESS, encode_header(OffsetResponse(offset=value)))
+def _make_offset_answer(offset: int) -> Command:
+    """Return the answer SUCCESS with an offset."""
+    return Command(ResponseCode.SUCCESS, encode_header(OffsetResponse(offset=offset)))
 
 
-def _refused(code: int, remark: str) -> Command:
+def _make_error_answer(code: int, remark: str) -> Command:
+    """Return an answer with an error code, and with empty fields as in RocketMQ."""
     return Command(code, {}, remark=remark)

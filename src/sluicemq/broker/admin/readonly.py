@@ -1,13 +1,16 @@
-"""A broker over a copy of a store that must not change: `--read-only`.
+"""The read-only broker (`--read-only`), which shows a copy of a store and never changes it.
 
-Its files are an overlay (`files/overlay.py`), so whatever it does to them stays in memory and ends
-with it; store and tables run above that as ever. What is left to do here:
+The files of the store are an overlay (`files/overlay.py`): all writes stay in memory and are
+discarded when the broker ends. The store and the tables work as usual on top of it. This module
+does the rest:
 
-- requests that change something are refused with a text that says why. Consumers may consume: their
-  groups and offsets live in memory;
-- the copy may lack tables: topics and groups that only the queues and offsets tell of are shown;
-- a copied broker.conf belongs to another broker: neither its name servers nor its addresses may be
-  used, or the clients of a living cluster would be led here, and ours there.
+- It refuses requests that would change the broker, with a remark that gives the reason. Consumers
+  can consume: their groups and offsets exist in memory only.
+- The copy may lack documents, such as topics.json. Topics that have only queues, and groups that
+  have only offsets, are added to the tables.
+- A copied broker.conf belongs to another broker. Its name servers and addresses are not used:
+  otherwise clients of the original cluster would connect to this broker, or clients of this broker
+  to that cluster.
 """
 
 import logging
@@ -32,7 +35,6 @@ from sluicemq.wire.frames import Command
 log = logging.getLogger(__name__)
 
 _R = RequestCode
-# What is refused, and what the codes of it are. Some are not built yet, here or at all.
 _CHANGES: Final = (
     ("Sending is", (
         _R.SEND_MESSAGE, _R.SEND_MESSAGE_V2, _R.SEND_BATCH_MESSAGE, _R.SEND_REPLY_MESSAGE,
@@ -66,45 +68,59 @@ _CHANGES: Final = (
         _R.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
     )),
 )  # fmt: skip
-REFUSED: Final = frozenset(code for _, codes in _CHANGES for code in codes)
+"""The beginning of a sentence that says what is refused, and the request codes it is for.
+
+Some of these requests are not implemented by any broker of SluiceMQ.
+"""
+REFUSED_CODES: Final = frozenset(code for _, codes in _CHANGES for code in codes)
+"""The codes of all requests that a read-only broker refuses."""
 
 
-def refusals(root: str) -> dict[int, Handler]:
-    """The handlers that refuse, by code."""
+def make_refusing_handlers(root: str) -> dict[int, Handler]:
+    """Return handlers that refuse requests of `REFUSED_CODES`, by request code.
 
-    def refusing(what: str) -> Handler:
-        text = (
-            f"This broker is read-only: it shows the store in {root} and changes nothing. {what} "
-            "refused. For a broker that takes changes, start one without --read-only."
+    `root` is the directory of the store, which the remark of each answer names.
+    """
+
+    def make_handler(subject: str) -> Handler:
+        remark = (
+            f"This broker is read-only: it shows the store in {root} and changes nothing. "
+            f"{subject} refused. For a broker that accepts changes, start one without --read-only."
         )
 
         def refuse(command: Command, peer: Peer) -> Command:
-            return Command(ResponseCode.NO_PERMISSION, {}, remark=text)
+            return Command(ResponseCode.NO_PERMISSION, {}, remark=remark)
 
         return refuse
 
-    return {int(code): refusing(what) for what, codes in _CHANGES for code in codes}
+    return {int(code): make_handler(subject) for subject, codes in _CHANGES for code in codes}
 
 
-def prepare(settings: Settings, files: Files) -> None:
-    """Blocking: make the settings fit the store that is there: its paths and sizes, no addresses of
-    the broker that the copy was taken from, its names where none are given. Raises StoreError
-    without a store."""
+def prepare_settings(settings: Settings, files: Files) -> None:
+    """Adapt the settings to the store that is read. Blocks.
+
+    Paths and file sizes are those of the files, and the addresses of the original broker are
+    removed. If the settings have the default names, the names of broker and cluster are taken from
+    system topics of the store.
+
+    Raises StoreError if the directory does not contain a store.
+    """
     store, config = settings.store, settings.broker
     log_path, queue_path = f"{store.root}/commitlog", f"{store.root}/consumequeue"
-    if files.names(log_path) and (store.commit_log_path, store.consume_queue_path) != (
-        log_path, queue_path,
-    ):  # fmt: skip
-        log.info("read-only: the paths of the configuration are not used but those in the store")
+    configured_paths = (store.commit_log_path, store.consume_queue_path)
+    if files.names(log_path) and configured_paths != (log_path, queue_path):
+        log.info("read-only: using the paths in the store instead of those in the configuration")
         store = replace(store, commit_log_path=log_path, consume_queue_path=queue_path)
     settings.store = store = detect_file_sizes(store, files)
     log.info(
-        "the store in %s is opened read-only (files of %d and %d bytes): nothing of it changes, "
-        "offsets of consumers live in memory",
-        store.root, store.commit_log_file_bytes, store.consume_queue_file_bytes,
-    )  # fmt: skip
+        "opened the store in %s read-only (files of %d and %d bytes): its files never change, and "
+        "offsets of consumers are kept in memory",
+        store.root,
+        store.commit_log_file_bytes,
+        store.consume_queue_file_bytes,
+    )
     if config.broker_ip1 or config.broker_ip2:
-        log.info("read-only: brokerIP1 and brokerIP2 of the configuration are not used")
+        log.info("read-only: ignoring brokerIP1 and brokerIP2 of the configuration")
     broker, cluster = config.broker_name, config.cluster_name
     document = Document(files, f"{store.root}/config/topics.json", str)
     for name in (document.load(tables.decode_topic_table_file) or tables.TopicTable()).topics:
@@ -117,12 +133,17 @@ def prepare(settings: Settings, files: Files) -> None:
     )
 
 
-def show_all(store: Store, topics: Topics, groups: Groups, offsets: Offsets) -> None:
-    """Put topics and groups into the tables that only queues and offsets tell of."""
-    found: dict[str, int] = {}
+def add_missing_topics_and_groups(
+    store: Store, topics: Topics, groups: Groups, offsets: Offsets
+) -> None:
+    """Add the topics that have only queues, and the groups that have only offsets, to the tables.
+
+    The added topics can be read only. The number of their queues follows from the highest queue id.
+    """
+    queue_counts: dict[str, int] = {}
     for topic, queue_id in store.queues():
-        found[topic] = max(found.get(topic, 0), queue_id + 1)
-    for topic, count in found.items():
+        queue_counts[topic] = max(queue_counts.get(topic, 0), queue_id + 1)
+    for topic, count in queue_counts.items():
         if topic not in topics:
             topics.put(TopicConfig(topic, count, count, PERM_READ))
     for group, _, _, _ in offsets.iter_offsets():

@@ -1,8 +1,9 @@
-"""Requests of the tools for what only other brokers have: what to use here instead.
+"""Handlers for requests that only other brokers support.
 
-RocketMQ's code for them is the one for "not supported" (3), the sentence is ours. 200056 is
-different: it moves what is popped out of RocksDB (`mqadmin exportPopRecord`). There is none here,
-so there is nothing to move and all is well, as in a RocketMQ broker without it.
+Each answer has RocketMQ's code REQUEST_CODE_NOT_SUPPORTED (3), and a remark that says what to use
+instead. POP_ROLLBACK (200056, `mqadmin exportPopRecord`) is an exception: it moves records of
+popped messages out of RocksDB. This broker has no RocksDB and therefore nothing to move, so the
+answer is SUCCESS, like the answer of a RocketMQ broker without RocksDB.
 """
 
 from typing import Final
@@ -13,31 +14,32 @@ from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 
 _COLD: Final = (
-    "Reads of cold data are not throttled here: whoever reads much waits for its share of the "
-    "loop. Use filters, or `sluice topic` to see who lags."
+    "This broker does not throttle reads of cold data: all consumers share its event loop fairly. "
+    "Use filters, or `sluice topic` to see which groups lag."
 )
-_READ_AHEAD: Final = "The log is read as the kernel reads ahead. There is no mode to set."
+_READ_AHEAD: Final = "The kernel decides how far the log is read ahead. The mode cannot be set."
 _ROCKSDB: Final = (
-    "There is no RocksDB here: settings and offsets are JSON files in config/, queues are files. "
+    "This broker has no RocksDB: settings and offsets are JSON files in config/, queues are files. "
     "Use exportMetadata, or `sluice store verify`."
 )
 _CONTROLLER: Final = (
-    "There is no controller here: replicas elect their master by etcd. Use `sluice cluster status`."
+    "This broker has no controller: replicas elect their master by etcd. "
+    "Use `sluice cluster status`."
 )
 _STATIC: Final = (
-    "Static topics are not supported. Use an ordinary topic, updateTopic -c CLUSTER, which has its "
+    "Static topics are not supported. Use an ordinary topic (updateTopic -c CLUSTER), which has "
     "queues on every master."
 )
-_TIMER: Final = "There is one engine of timers, the file wheel, and it is on."
+_TIMER: Final = "The only timer engine is the timer wheel, and it is enabled."
 _USERS: Final = (
     "Users and rules of ACL 2.0 are not supported. Use accounts of plain_acl.yml: `sluice acl`, or "
     "updateAclConfig of mqadmin 4.9."
 )
 _LITE: Final = (
-    "Lite topics are not supported. Use an ordinary topic and a filter: a tag or SQL92 for what a "
-    "lite topic would be."
+    "Lite topics are not supported. Use an ordinary topic, with a tag or a SQL92 filter in place "
+    "of each lite topic."
 )
-SENTENCES: Final[dict[int, str]] = {
+ALTERNATIVES: Final[dict[int, str]] = {
     Code.CHECK_ROCKSDB_CQ_WRITE_PROGRESS: _ROCKSDB,
     Code.EXPORT_ROCKSDB_CONFIG_TO_JSON: _ROCKSDB,
     Code.UPDATE_AND_CREATE_STATIC_TOPIC: _STATIC,
@@ -64,16 +66,20 @@ SENTENCES: Final[dict[int, str]] = {
     Code.GET_LITE_GROUP_INFO: _LITE,
     Code.TRIGGER_LITE_DISPATCH: _LITE,
 }
+"""The remark of the answer to each request that is not supported, by request code."""
 
 
-class Refused:
-    """The request family."""
+class UnsupportedHandlers:
+    """Request handlers for requests that this broker does not support.
+
+    They answer the requests in `ALTERNATIVES`, and POP_ROLLBACK (200056).
+    """
 
     def refuse(self, command: Command, peer: Peer) -> Command:
-        """Says what to use instead."""
-        remark = SENTENCES[command.code]
+        """Answer with REQUEST_CODE_NOT_SUPPORTED and a remark that says what to use instead."""
+        remark = ALTERNATIVES[command.code]
         return Command(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, {}, remark=remark)
 
-    def nothing_to_move(self, command: Command, peer: Peer) -> Command:
-        """200056."""
+    def accept_pop_export(self, command: Command, peer: Peer) -> Command:
+        """Answer POP_ROLLBACK (200056) with SUCCESS, because there are no records to move."""
         return Command(ResponseCode.SUCCESS)

@@ -1,15 +1,18 @@
-"""Retention as the broker sees it: when the store cleans up, and which groups lose what by it.
+"""Retention as the broker runs it: when files are deleted, and which groups lose messages.
 
-    before a file goes    every group that has not read all of it is logged and counted: topic,
-                          group, number of messages (`lost`)
-    from 80 % of          a survey, once a minute, finds the groups that have unread messages in
-    fileReservedTime on   the files that go next, how many, and when (`at_risk`)
+    before a file is deleted    for each group with unread messages in it, the topic, group and
+                                number of messages are logged and counted
+                                (`UnreadMonitor.deleted_unread_counts`)
+    from 80 % of                once a minute, a survey finds the groups with unread messages in
+    fileReservedTime on         the files that are deleted next, the number of these messages, and
+                                the time of the deletion (`UnreadMonitor.expiring_unread`)
 
-What a group has read is what it has committed; a message that its filter would refuse counts until
-it is passed. Queues of which a group has committed nothing do not count: where it will begin there
-is its own choice.
+The messages before a group's committed offset count as read. A message that the group's filter does
+not match counts as unread until the group has passed it. Queues without a committed offset of the
+group do not count, because the group chooses where it starts.
 
-Requests of the tools (306, 316, 329) set the clean-up off; the answer does not wait for it.
+`RetentionHandlers` answers the requests of tools that start a clean-up. The answers do not wait for
+the clean-up. `sluicemq.store.retain` has the rules by which files are deleted.
 """
 
 import logging
@@ -30,167 +33,222 @@ from sluicemq.wire.frames import Command
 
 log = logging.getLogger(__name__)
 
-FIRST_RUN_S: Final = 60.0  # spec/store.md §9
+FIRST_CLEAN_UP_DELAY_S: Final = 60.0
+"""The time from the start of the broker to the first clean-up (spec/store.md §9)."""
 SURVEY_PERIOD_S: Final = 60.0
-REPEAT_S: Final = 3600.0
-SLICE_S: Final = 0.003
-Pair = tuple[str, str]
-"""Topic and group."""
+WARNING_PERIOD_S: Final = 3600.0
+"""A group is warned of its unread messages in a topic at most once in this time."""
+SURVEY_SLICE_S: Final = 0.003
+"""After this time a survey lets the event loop run."""
+TopicGroup = tuple[str, str]
+"""The name of a topic and the name of a group."""
 
 
-class Risk(NamedTuple):
-    """Unread messages that retention deletes next, and when it does at the earliest (ms)."""
+class ExpiringMessages(NamedTuple):
+    """Unread messages in files that retention deletes next."""
 
-    messages: int
-    loss_ms: int
+    message_count: int
+    earliest_deletion_ms: int
+    """The earliest time at which the first of the messages is deleted, in ms since the epoch."""
 
 
-class GroupWatch:
-    """Knows what groups lose, and will lose, when files of the log go."""
+class UnreadMonitor:
+    """Finds the unread messages that groups lose, or will lose, when files of the log are deleted.
+
+    It is the `store.retain.DeletionObserver` of the broker.
+    """
 
     def __init__(self, offsets: Offsets, store: Store, clock: Clock) -> None:
         self._offsets = offsets
         self._store = store
         self._retention = store.retention
         self._clock = clock
-        self._going: dict[Pair, int] = {}
-        self._readers: dict[str, list[str]] = {}  # of one file: looked up once for all queues
-        self._warned_s: dict[Pair, float] = {}
-        self.lost: dict[Pair, int] = {}
-        """Messages that were deleted unread, since the broker started."""
-        self.at_risk: dict[Pair, Risk] = {}
-        """As the last survey found it."""
+        self._unread_counts: dict[TopicGroup, int] = {}
+        """The numbers of unread messages in the file that is being deleted."""
+        self._groups_by_topic: dict[str, list[str]] = {}
+        """The groups that have offsets of each topic, looked up once for each deleted file."""
+        self._warned_s: dict[TopicGroup, float] = {}
+        self.deleted_unread_counts: dict[TopicGroup, int] = {}
+        """The numbers of messages that were deleted unread since the broker started."""
+        self.expiring_unread: dict[TopicGroup, ExpiringMessages] = {}
+        """The expiring messages that the last survey found."""
         self.disk_percent = 0.0
-        """Of the fullest disk, as last looked at."""
+        """The usage of the fullest disk at the last check, in percent."""
 
-    # --- before a file goes (`store.retain.DeletionObserver`)
+    # --- called before a file is deleted
 
     def on_messages_deleted(self, topic: str, queue_id: int, old_min: int, new_min: int) -> None:
-        """Who has not read the messages [old_min, new_min) of a queue?"""
-        if not self._readers:
-            self._readers = self._offsets.groups_by_topic()
-        for group in self._readers.get(topic, ()):
+        """Count the messages [old_min, new_min) of a queue that each group has not read."""
+        if not self._groups_by_topic:
+            self._groups_by_topic = self._offsets.groups_by_topic()
+        for group in self._groups_by_topic.get(topic, ()):
             committed = self._offsets.committed(group, topic, queue_id)
             unread = new_min - max(committed, old_min)
             if committed >= 0 and unread > 0:
-                self._going[topic, group] = self._going.get((topic, group), 0) + unread
+                self._unread_counts[topic, group] = (
+                    self._unread_counts.get((topic, group), 0) + unread
+                )
 
     def on_file_deleted(self, file: LogFile, why: str) -> None:
-        """Says and counts what was found for the file."""
-        going, self._going = self._going, {}
-        self._readers = {}
-        for (topic, group), count in sorted(going.items()):
-            self.lost[topic, group] = self.lost.get((topic, group), 0) + count
+        """Log and total the unread messages that were counted for a file.
+
+        `why` is the reason of the deletion, for the log.
+        """
+        unread_counts, self._unread_counts = self._unread_counts, {}
+        self._groups_by_topic = {}
+        for (topic, group), count in sorted(unread_counts.items()):
+            total = self.deleted_unread_counts.get((topic, group), 0) + count
+            self.deleted_unread_counts[topic, group] = total
             log.warning(
-                "group %s has not read %d messages of topic %s that are deleted now with the log "
-                "file %020d (last written %s; %s)",
-                group, count, topic, file.base, _shown(file.modified_ms), why,
-            )  # fmt: skip
+                "group %s loses %d unread messages of topic %s: log file %020d is being deleted "
+                "(last written %s; %s)",
+                group,
+                count,
+                topic,
+                file.base,
+                _format_time(file.modified_ms),
+                why,
+            )
 
-    # --- long before
+    # --- warnings ahead of a deletion
 
-    def risk(self, topic: str, queue_id: int, committed: int) -> Risk | None:
-        """What a reader that has read up to `committed` will lose of a queue; None: nothing."""
+    def find_expiring(self, topic: str, queue_id: int, committed: int) -> ExpiringMessages | None:
+        """Return the expiring messages of a queue that a group has not read.
+
+        `committed` is the committed offset of the group, or -1. Return None if no file of the log
+        expires soon, or the group has read it, or has no offset.
+        """
         files = self._retention.expiring_files()
         if committed < 0 or not files:
             return None
-        behind = self._retention.first_offset_from(topic, queue_id, files[-1].end)
-        return self._risk(files, topic, queue_id, committed, behind)
+        expiring_end = self._retention.first_offset_from(topic, queue_id, files[-1].end)
+        return self._find_in_files(files, topic, queue_id, committed, expiring_end)
 
-    def _risk(
-        self, files: list[LogFile], topic: str, queue_id: int, committed: int, behind: int
-    ) -> Risk | None:
+    def _find_in_files(
+        self, files: list[LogFile], topic: str, queue_id: int, committed: int, expiring_end: int
+    ) -> ExpiringMessages | None:
+        """Return the messages of a queue from `committed` to `expiring_end`, or None if none.
+
+        `expiring_end` is the first offset of the queue that is behind all of `files`.
+        """
         first = max(committed, self._store.queue_offsets(topic, queue_id)[0])
-        if first >= behind:
+        if first >= expiring_end:
             return None
-        place = self._retention.position_of(topic, queue_id, first)
-        file = next((file for file in files if file.end > place), files[-1])
+        position = self._retention.position_of(topic, queue_id, first)
+        file = next((file for file in files if file.end > position), files[-1])
         now_ms = self._clock.now_ms()
-        return Risk(
-            behind - first, deletion_ms(file, self._retention.config, self.disk_percent, now_ms)
+        return ExpiringMessages(
+            expiring_end - first,
+            deletion_ms(file, self._retention.config, self.disk_percent, now_ms),
         )
 
     def survey(self) -> Iterator[Step]:
-        """Looks at every group and queue, and warns once an hour for each group and topic."""
+        """Find the expiring messages of all groups, and log warnings.
+
+        Yields pauses of 0 seconds in which the event loop runs. Raises OSError.
+        """
         files = self._retention.expiring_files()
-        found: dict[Pair, Risk] = {}
-        behind: dict[tuple[str, int], int] = {}
-        end_s = self._clock.monotonic_s() + SLICE_S
-        for group, topic, queue_id, committed in (
-            list(self._offsets.iter_offsets()) if files else ()
-        ):
+        found: dict[TopicGroup, ExpiringMessages] = {}
+        end_by_queue: dict[tuple[str, int], int] = {}
+        slice_end_s = self._clock.monotonic_s() + SURVEY_SLICE_S
+        offsets = list(self._offsets.iter_offsets()) if files else ()
+        for group, topic, queue_id, committed in offsets:
             key = topic, queue_id
-            if key not in behind:
-                behind[key] = self._retention.first_offset_from(*key, files[-1].end)
-            risk = self._risk(files, *key, committed, behind[key])
-            if risk is not None:
-                known = found.get((topic, group), Risk(0, risk.loss_ms))
-                found[topic, group] = Risk(
-                    known.messages + risk.messages, min(known.loss_ms, risk.loss_ms)
+            if key not in end_by_queue:
+                end_by_queue[key] = self._retention.first_offset_from(*key, files[-1].end)
+            expiring = self._find_in_files(files, *key, committed, end_by_queue[key])
+            if expiring is not None:
+                deletion = expiring.earliest_deletion_ms
+                known = found.get((topic, group), ExpiringMessages(0, deletion))
+                found[topic, group] = ExpiringMessages(
+                    known.message_count + expiring.message_count,
+                    min(known.earliest_deletion_ms, deletion),
                 )
-            if self._clock.monotonic_s() > end_s:
+            if self._clock.monotonic_s() > slice_end_s:
                 yield 0.0
-                end_s = self._clock.monotonic_s() + SLICE_S
-        self.at_risk = found
+                slice_end_s = self._clock.monotonic_s() + SURVEY_SLICE_S
+        self.expiring_unread = found
+        self._warn(found)
+
+    def _warn(self, found: dict[TopicGroup, ExpiringMessages]) -> None:
+        """Log expiring messages, once in `WARNING_PERIOD_S` for each topic and group."""
         now_s = self._clock.monotonic_s()
-        self._warned_s = {pair: at for pair, at in self._warned_s.items() if pair in found}
-        for (topic, group), risk in sorted(found.items()):
-            if now_s - self._warned_s.get((topic, group), -REPEAT_S) >= REPEAT_S:
+        self._warned_s = {pair: time_s for pair, time_s in self._warned_s.items() if pair in found}
+        for (topic, group), expiring in sorted(found.items()):
+            if now_s - self._warned_s.get((topic, group), -WARNING_PERIOD_S) >= WARNING_PERIOD_S:
                 self._warned_s[topic, group] = now_s
                 log.warning(
-                    "group %s has not read %d messages of topic %s that are deleted from %s on: "
-                    "let it catch up, or raise fileReservedTime",
-                    group, risk.messages, topic, _shown(risk.loss_ms),
-                )  # fmt: skip
+                    "group %s will lose %d unread messages of topic %s, which are deleted from %s "
+                    "on: let the group catch up, or raise fileReservedTime",
+                    group,
+                    expiring.message_count,
+                    topic,
+                    _format_time(expiring.earliest_deletion_ms),
+                )
 
 
-class Cleaning:
-    """When the store looks at its disk and cleans up; also the request family that asks for it."""
+class RetentionHandlers:
+    """Request handlers that start a clean-up, and the schedule of clean-ups and surveys.
+
+    They answer CLEAN_EXPIRED_CONSUMEQUEUE (306), CLEAN_UNUSED_TOPIC (316) and
+    DELETE_EXPIRED_COMMITLOG (329).
+    """
 
     def __init__(
         self,
         settings: Settings,
         topics: Topics,
-        watch: GroupWatch,
+        unread_monitor: UnreadMonitor,
         store: Store,
         clock: Clock,
-        end_turn: Callable[[], None],
+        commit: Callable[[], None],
     ) -> None:
+        """Schedule the jobs. `commit` ends the current group commit."""
         self._settings = settings
         self._topics = topics
-        self._watch = watch
+        self._unread_monitor = unread_monitor
         self._store = store
         self._retention = store.retention
         self._clock = clock
-        self._end_turn = end_turn
+        self._commit = commit
         now_s = clock.monotonic_s()
-        self._clean_s = now_s + FIRST_RUN_S
-        self._look_s = self._survey_s = now_s
-        self._queues_asked = False
-        self._retention.observer = watch
+        self._next_clean_up_s = now_s + FIRST_CLEAN_UP_DELAY_S
+        self._next_disk_check_s = self._next_survey_s = now_s
+        self._is_queue_clean_up_requested = False
+        self._retention.observer = unread_monitor
         self._configure()
         settings.add_listener(self._configure)
 
     def _configure(self) -> None:
+        """Pass the settings of the store on. Called after each change of a setting."""
         self._retention.config = self._settings.store
 
-    # --- what the tools ask for
+    # --- requests of tools
 
     def clean_log(self, command: Command, peer: Peer) -> Command:
-        """329: expired files go in the next twenty runs, whatever the hour."""
-        log.info("%s asks to delete expired files of the log", peer.remote)
+        """Answer DELETE_EXPIRED_COMMITLOG (329): delete expired files of the commit log.
+
+        They are deleted in the next twenty runs, at any hour of the day.
+        """
+        log.info("%s requested the deletion of expired files of the commit log", peer.remote)
         self._retention.request_manual_run()
         return Command(ResponseCode.SUCCESS)
 
     def clean_queues(self, command: Command, peer: Peer) -> Command:
-        """306: files of queues that lie behind the log. The real broker also drops a queue all of
-        whose messages are gone, which then begins at 0 again: its consumers would miss messages."""
-        log.info("%s asks to delete files of queues whose messages are gone", peer.remote)
-        self._queues_asked = True
+        """Answer CLEAN_EXPIRED_CONSUMEQUEUE (306): delete files of queues before the log's start.
+
+        RocketMQ's broker also removes a queue whose messages are all deleted. Offsets of the queue
+        then start at 0 again, and its consumers would miss messages, so this broker keeps it.
+        """
+        log.info("%s requested the deletion of expired files of queues", peer.remote)
+        self._is_queue_clean_up_requested = True
         return Command(ResponseCode.SUCCESS)
 
     def clean_topics(self, command: Command, peer: Peer) -> Command:
-        """316: queues of topics that do not exist."""
+        """Answer CLEAN_UNUSED_TOPIC (316): delete the queues of topics that do not exist.
+
+        Queues of system topics, and queues whose name begins with %LMQ%, are kept.
+        """
         unused = {
             topic
             for topic, _ in self._store.queues()
@@ -199,40 +257,45 @@ class Cleaning:
             and not topic.startswith(LMQ_PREFIX)
         }
         if unused:
-            self._end_turn()  # deleting commits: who waits for this turn is answered by its own
+            # `Store.delete_topic` commits too. Answers that wait for a commit must be released or
+            # failed by their own group commit before that.
+            self._commit()
         for topic in sorted(unused):
-            log.info("%s asks to delete unused topics: %s goes", peer.remote, topic)
+            log.info("%s requested the deletion of unused topics: deleting %s", peer.remote, topic)
             self._store.delete_topic(topic)
         return Command(ResponseCode.SUCCESS)
 
-    # --- by the clock
+    # --- scheduled jobs
 
-    def look(self) -> None:
-        """How full is the disk? Refuses sends, or takes them again."""
-        self._watch.disk_percent = self._retention.check_disk()
+    def check_disk(self) -> None:
+        """Check how full the disks are. The store refuses or accepts sends accordingly."""
+        self._unread_monitor.disk_percent = self._retention.check_disk()
 
-    def run(self) -> Iterator[Step]:
-        """What is due, about once a second: pauses and blocking work, see `store.retention`.
+    def run_due_jobs(self) -> Iterator[Step]:
+        """Run the jobs that are due. Called about once a second.
 
-        While sends are refused the disk is looked at each time, so that they are taken again soon.
+        Yields pauses in seconds, and blocking work for another thread (see `store.retain`). While
+        the store refuses sends, the disk is checked in each run, so that sends are accepted as soon
+        as there is room.
         """
         now_s = self._clock.monotonic_s()
         period_s = self._settings.store.clean_interval_ms / 1000
-        if now_s >= self._look_s or self._retention.is_refusing_sends:
-            self._look_s = now_s + period_s
-            self.look()
-        if self._queues_asked:
-            self._queues_asked = False
+        if now_s >= self._next_disk_check_s or self._retention.is_refusing_sends:
+            self._next_disk_check_s = now_s + period_s
+            self.check_disk()
+        if self._is_queue_clean_up_requested:
+            self._is_queue_clean_up_requested = False
             yield from self._retention.clean_queues(now_s + period_s)
-        if now_s >= self._clean_s:
-            self._clean_s = now_s + period_s
+        if now_s >= self._next_clean_up_s:
+            self._next_clean_up_s = now_s + period_s
             yield from self._retention.clean(now_s + period_s)
-            self.look()
-        if now_s >= self._survey_s:
-            self._survey_s = now_s + SURVEY_PERIOD_S
-            yield from self._watch.survey()
+            self.check_disk()
+        if now_s >= self._next_survey_s:
+            self._next_survey_s = now_s + SURVEY_PERIOD_S
+            yield from self._unread_monitor.survey()
 
 
-def _shown(time_ms: int) -> str:
+def _format_time(time_ms: int) -> str:
+    """Return a time as text in ISO format, to the second, in this machine's time zone."""
     moment = datetime.fromtimestamp(time_ms / 1000, UTC).astimezone()
     return moment.isoformat(sep=" ", timespec="seconds")

@@ -1,20 +1,19 @@
-"""Counts and lists over the whole broker, for the tools: 315 317 328 343 345 353.
+"""Handlers for requests of tools about counters, producers, and groups of the whole broker.
 
-    315   a count by minute, hour and day
-    317   how far each group is in each of its topics
-    328   the producers of all groups
-    343   the topics of a group, 345 what it wants of one
-    353   keeps a group from a topic, or lets it again
+They answer VIEW_BROKER_STATS_DATA (315), GET_BROKER_CONSUME_STATS (317), GET_ALL_PRODUCER_INFO
+(328), QUERY_TOPICS_BY_CONSUMER (343), QUERY_SUBSCRIPTION_BY_CONSUMER (345) and
+UPDATE_AND_GET_GROUP_FORBIDDEN (353).
 
-RocketMQ counts where messages pass. Here nothing happens there: counters are sampled (`Spans`), and
-a count is the newest sample less the oldest of its span (spec/admin.md §4).
+RocketMQ's brokers update their statistics with each message. This broker samples its counters
+(`status.PeriodCounters`), and the count of a period is the newest sample minus the oldest of that
+period (spec/admin.md §4).
 """
 
 import logging
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sluicemq.broker.admin.status import Admin, RuntimeInfo
+from sluicemq.broker.admin.status import RuntimeInfo, StatusHandlers
 from sluicemq.broker.consume.clients import Consumers, Producers
 from sluicemq.broker.group_commit import Announced, Postponed
 from sluicemq.broker.offsets import Offsets
@@ -37,23 +36,29 @@ from sluicemq.wire.headers import (
 
 log = logging.getLogger(__name__)
 
-_SPANS_S: Final = {"statsMinute": 60, "statsHour": 3600, "statsDay": 86_400}
-UNMEASURED: Final = {
+_PERIOD_SECONDS: Final = {"statsMinute": 60, "statsHour": 3600, "statsDay": 86_400}
+"""The length of each period of VIEW_BROKER_STATS_DATA (315)."""
+UNMEASURED_REASONS: Final = {
     "TOPIC_PUT_LATENCY": "latencies are measured for the whole broker, see putLatency99 of "
     "brokerStatus and sluicemq_* of its metrics.",
     "GROUP_GET_LATENCY": "a read is a slice of the mapped log and is not measured by group.",
-    "GROUP_CK_NUMS": "checkpoints are counted with what they hold, see GROUP_GET_NUMS.",
-    "DLQ_PUT_NUMS": "see TOPIC_PUT_NUMS of %DLQ% and the group.",
+    "GROUP_CK_NUMS": "checkpoints are counted with their messages, see GROUP_GET_NUMS.",
+    "DLQ_PUT_NUMS": "see TOPIC_PUT_NUMS of the topic %DLQ%GROUP.",
     "QUEUE_GET_NUMS": "reads are counted by topic and group, see GROUP_GET_NUMS.",
     "QUEUE_GET_SIZE": "reads are counted by topic and group, see GROUP_GET_SIZE.",
     "QUEUE_PUT_SIZE": "bytes are counted by topic, see TOPIC_PUT_SIZE.",
 }
-"""What RocketMQ counts and nobody here: why not, and what tells it instead."""
+"""The counters of RocketMQ that this broker does not have: why, or what to use instead."""
 
 
 @dataclass(slots=True, eq=False)
-class Statistics:
-    """The request family."""
+class StatisticsHandlers:
+    """Request handlers for counters, producers, and groups of the whole broker.
+
+    They answer VIEW_BROKER_STATS_DATA (315), GET_BROKER_CONSUME_STATS (317), GET_ALL_PRODUCER_INFO
+    (328), QUERY_TOPICS_BY_CONSUMER (343), QUERY_SUBSCRIPTION_BY_CONSUMER (345) and
+    UPDATE_AND_GET_GROUP_FORBIDDEN (353).
+    """
 
     settings: Settings
     topics: Topics
@@ -62,52 +67,66 @@ class Statistics:
     consumers: Consumers
     producers: Producers
     runtime: RuntimeInfo
-    status: Admin
+    status: StatusHandlers
 
-    def view(self, header: StatisticsRequest, command: Command, peer: Peer) -> Command:
-        """315. `avgpt` is bytes a message of what counts bytes, else 1."""
+    def view_counter(self, header: StatisticsRequest, command: Command, peer: Peer) -> Command:
+        """Answer VIEW_BROKER_STATS_DATA (315) with the growth of one counter.
+
+        For the last minute, hour and day, the answer has the growth (`sum`), the growth per second
+        (`tps`) and the average (`avgpt`): bytes per message for a counter of bytes, otherwise 1.
+
+        Raises RequestError for an unknown counter.
+        """
         key = "" if header.key == self.settings.broker.cluster_name else header.key
         if header.name == "QUEUE_PUT_NUMS":
-            counted = self._put_into(header.key)
+            growth_by_period = self._count_messages_of_queue(header.key)
         else:
-            counted = self.runtime.spans.counted(f"{header.name} {key}")
-        if counted is None:
+            growth_by_period = self.runtime.period_counters.count_by_period(f"{header.name} {key}")
+        if growth_by_period is None:
             remark = f"The stats <{header.name}> <{header.key}> not exist"
-            if header.name in UNMEASURED:
-                remark += f": {UNMEASURED[header.name]}"
+            if header.name in UNMEASURED_REASONS:
+                remark += f": {UNMEASURED_REASONS[header.name]}"
             raise RequestError(ResponseCode.SYSTEM_ERROR, remark)
-        numbers = counted
+        messages_by_period = growth_by_period
         if header.name.endswith("_SIZE"):
             name = header.name.replace("_SIZE", "_NUMS")
-            numbers = self.runtime.spans.counted(f"{name} {key}") or {}
-        body = {
-            span: {
-                "avgpt": total / numbers[span][0] if numbers.get(span, (0,))[0] else 0.0,
-                "sum": total,
+            messages_by_period = self.runtime.period_counters.count_by_period(f"{name} {key}") or {}
+        body = {}
+        for period, (growth, rate) in growth_by_period.items():
+            message_count = messages_by_period.get(period, (0, 0.0))[0]
+            body[period] = {
+                "avgpt": growth / message_count if message_count else 0.0,
+                "sum": growth,
                 "tps": rate,
             }
-            for span, (total, rate) in counted.items()
-        }
         return Command(ResponseCode.SUCCESS, body=fastjson.dumps(body))
 
-    def _put_into(self, key: str) -> dict[str, tuple[int, float]] | None:
-        """What came into a queue (`topic@queueId`): the queue knows it by time, so nobody has to
-        count, and a restart forgets nothing. None for one that is not there."""
-        name, _, text = key.rpartition("@")
-        topic, number = self.topics.get(name), natural(text)
-        if topic is None or number is None or number >= topic.queues:
+    def _count_messages_of_queue(self, key: str) -> dict[str, tuple[int, float]] | None:
+        """Return the number of messages stored in a queue in each period, and per second.
+
+        `key` is `topic@queueId`. Return None if there is no such queue. The offsets at the
+        beginning of the periods are searched by time, so no counter is needed, and the numbers are
+        right after a restart.
+        """
+        name, _, queue_text = key.rpartition("@")
+        topic, queue_id = self.topics.get(name), natural(queue_text)
+        if topic is None or queue_id is None or queue_id >= topic.queues:
             return None
         store, now_ms = self.status.store, self.status.clock.now_ms()
-        end, found = store.queue_offsets(name, number)[1], {}
-        for span, seconds in _SPANS_S.items():
+        end, count_by_period = store.queue_offsets(name, queue_id)[1], {}
+        for period, seconds in _PERIOD_SECONDS.items():
             since_ms = now_ms - 1000 * seconds
-            first = store.reader.offset_by_time(name, int(number), since_ms) if end else 0
-            found[span] = (max(end - first, 0), max(end - first, 0) / seconds)
-        return found
+            first = store.reader.offset_by_time(name, int(queue_id), since_ms) if end else 0
+            count = max(end - first, 0)
+            count_by_period[period] = (count, count / seconds)
+        return count_by_period
 
-    def topics_by_group(self, *, ordered: bool) -> dict[str, list[str]]:
-        """The topics that exist and that groups have offsets of, without those that a group which
-        is online does not subscribe. `ordered`: ordered topics alone."""
+    def find_topics_by_group(self, *, ordered: bool) -> dict[str, list[str]]:
+        """Return the existing topics of which each group has offsets, by group.
+
+        Topics to which an online group does not subscribe are left out. If `ordered`, return only
+        ordered topics.
+        """
         found: dict[str, list[str]] = {}
         for name, groups in sorted(self.offsets.groups_by_topic().items()):
             topic = self.topics.get(name)
@@ -119,31 +138,34 @@ class Statistics:
                     found.setdefault(group, []).append(name)
         return found
 
-    def of_broker(
+    def get_consume_stats_of_broker(
         self, header: GetConsumeStatsOfBrokerRequest, command: Command, peer: Peer
     ) -> Postponed:
-        """317: a step a group."""
+        """Answer GET_BROKER_CONSUME_STATS (317) with the progress of all groups in their topics.
+
+        The work is done in steps, one for each group.
+        """
 
         def steps() -> WorkItem[Command]:
-            listed, behind, in_flight = [], 0, 0
-            for group, names in sorted(self.topics_by_group(ordered=header.ordered).items()):
-                found = [self.status.progress(group, [name]) for name in names]
-                for queue in (it for stats in found for it in stats.queues.values()):
+            stats_by_group, behind, in_flight = [], 0, 0
+            for group, names in sorted(self.find_topics_by_group(ordered=header.ordered).items()):
+                group_stats = [self.status.collect_consume_stats(group, [name]) for name in names]
+                for queue in (queue for stats in group_stats for queue in stats.queues.values()):
                     behind += queue.broker_offset - queue.consumer_offset
                     in_flight += queue.pull_offset - queue.consumer_offset
-                listed.append({group: found})
+                stats_by_group.append({group: group_stats})
                 yield None
-            answer = bodies.ConsumeStatsOfBroker(self._address, listed, behind, in_flight)
+            answer = bodies.ConsumeStatsOfBroker(self._address, stats_by_group, behind, in_flight)
             body = bodies.encode_consume_stats_of_broker(answer)
             return Command(ResponseCode.SUCCESS, body=body)
 
         return Postponed(steps())
 
-    def all_producers(self, command: Command, peer: Peer) -> Command:
-        """328."""
+    def list_producers(self, command: Command, peer: Peer) -> Command:
+        """Answer GET_ALL_PRODUCER_INFO (328) with the online producers of all groups."""
         clock = self.status.clock
         started_ms = clock.now_ms() - round(clock.monotonic_s() * 1000)
-        found = {
+        producers_by_group = {
             group: [
                 {
                     "clientId": member.client_id,
@@ -156,30 +178,40 @@ class Statistics:
             ]
             for group, members in self.producers.groups.items()
         }
-        return Command(ResponseCode.SUCCESS, body=fastjson.dumps({"data": found}))
+        return Command(ResponseCode.SUCCESS, body=fastjson.dumps({"data": producers_by_group}))
 
-    def topics_of_group(
+    def list_topics_of_group(
         self, header: GetGroupConfigRequest, command: Command, peer: Peer
     ) -> Command:
-        """343: those that it has offsets of."""
+        """Answer QUERY_TOPICS_BY_CONSUMER (343) with the topics of which a group has offsets."""
         names = sorted(self.offsets.topics_of(header.group))
         return Command(ResponseCode.SUCCESS, body=bodies.encode_topic_list(names, self._address))
 
-    def subscription(self, header: TopicGroupRequest, command: Command, peer: Peer) -> Command:
-        """345: nothing of a group that is offline."""
-        watch = self.consumers.find_subscription(header.group, header.topic)
+    def get_subscription(self, header: TopicGroupRequest, command: Command, peer: Peer) -> Command:
+        """Answer QUERY_SUBSCRIPTION_BY_CONSUMER (345) with a group's subscription to a topic.
+
+        The answer has no subscription if the group is offline or does not subscribe to the topic.
+        """
+        entry = self.consumers.find_subscription(header.group, header.topic)
         body: dict[str, Any] = {"group": header.group, "topic": header.topic}
-        if watch is not None:
-            body["subscriptionData"] = bodies.subscription_object(watch.subscription)
+        if entry is not None:
+            body["subscriptionData"] = bodies.subscription_object(entry.subscription)
         return Command(ResponseCode.SUCCESS, body=fastjson.dumps(body))
 
-    def forbidden(
+    def update_forbidden(
         self, header: GroupForbiddenRequest, command: Command, peer: Peer
     ) -> Command | Postponed:
-        """353: changes it when `readable` is there, and says how it is. A change is answered when
-        it is on disk, and on those of the slaves that count."""
+        """Answer UPDATE_AND_GET_GROUP_FORBIDDEN (353): allow or forbid a group to read a topic.
+
+        Without `readable`, the request changes nothing. The answer says whether the group may read
+        the topic. The answer to a change is sent when the change is on disk, here and on the slaves
+        that must confirm changes.
+
+        Raises RequestError if reading is forbidden for a topic or group that does not exist. It can
+        be allowed, so that a rule about a deleted topic or group can be removed.
+        """
         group, topic, readable = header.group, header.topic, header.is_readable
-        if readable is False:  # what is gone may be let again
+        if readable is False:
             self.topics.require(topic)
             if self.groups.get_or_create(group) is None:
                 self.groups.check_exists(group)
@@ -190,10 +222,14 @@ class Statistics:
             return answer
         self.groups.set_forbidden(group, topic, is_forbidden=not readable)
         log.info(
-            "%s: group %s %s read %s", peer.remote, group, "may" if readable else "may not", topic
+            "%s: group %s %s read topic %s",
+            peer.remote,
+            group,
+            "may" if readable else "may not",
+            topic,
         )
         write = self.groups.document.prepare_write()
-        assert write is not None, "it has just changed"
+        assert write is not None, "the document has just changed"
 
         def steps() -> WorkItem[Announced]:
             yield write
@@ -203,5 +239,6 @@ class Statistics:
 
     @property
     def _address(self) -> str:
+        """The address that the broker advertises, as host:port."""
         host = self.settings.host
         return f"{self.settings.broker.broker_ip1 or host.address}:{host.port}"

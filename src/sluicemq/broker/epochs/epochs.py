@@ -48,7 +48,7 @@ from sluicemq.broker.background import SliceWorker, TimeSlice
 from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.staged import Publisher, Staged, StagedReader
 from sluicemq.broker.group_commit import Announced, GroupCommit, Postponed, RunSync, run_or_postpone
-from sluicemq.broker.produce.intake import Intake, Record, entries
+from sluicemq.broker.produce.intake import MessageIntake, Record, iter_queue
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
@@ -280,7 +280,7 @@ class EpochTable:
 
     def _record(self, known: Epoch) -> dict[Any, Any]:
         """What the record of an epoch says; {} when it is deleted."""
-        entry = next(entries(self._store, EPOCH_TOPIC, 0, known.offset), None)
+        entry = next(iter_queue(self._store, EPOCH_TOPIC, 0, known.offset), None)
         values = _parsed(None if entry is None else entry.record)
         return values if values and _key_of(values) == known.key else {}
 
@@ -305,7 +305,7 @@ class EpochTable:
             self._text = _encode(*found)
         last: tuple[Key, int, int] | None = None
         begun: list[Epoch] = []
-        for entry in entries(self._store, EPOCH_TOPIC, 0, min(max(self._next, low), high)):
+        for entry in iter_queue(self._store, EPOCH_TOPIC, 0, min(max(self._next, low), high)):
             if entry.record is None:
                 continue
             values = _parsed(entry.record)
@@ -440,7 +440,7 @@ class Epochs:
         settings: Settings,
         topics: Topics,
         store: Store,
-        intake: Intake,
+        intake: MessageIntake,
         group_commit: GroupCommit,
         *,
         files: Files,

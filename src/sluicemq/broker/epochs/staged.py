@@ -17,7 +17,13 @@ from itertools import groupby, islice
 from operator import methodcaller
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sluicemq.broker.produce.intake import Draft, Intake, Record, entries, read_record
+from sluicemq.broker.produce.intake import (
+    MessageIntake,
+    MessageToStore,
+    Record,
+    iter_queue,
+    read_record,
+)
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topic, Topics
 from sluicemq.errors import MessageIllegalError, ProtocolError, RequestError
@@ -164,7 +170,7 @@ class StagedReader:
         for one in ranges:
             skipped = min(max(first - ordinal, 0), one.count)
             expected = Owner(*owner, one.partition, one.attempt)
-            units = entries(self._store, STAGING_TOPIC, one.queue_id, one.offset + skipped)
+            units = iter_queue(self._store, STAGING_TOPIC, one.queue_id, one.offset + skipped)
             for entry in islice(units, one.count - skipped):
                 found = entry.record and _staged(entry.record.properties)
                 if entry.record is not None and found and found[0].owner == expected:
@@ -277,7 +283,7 @@ class StagedReader:
                 position += file_bytes - position % file_bytes
                 view = self._store.reader.view_at(position)
             record = read_record(view)
-            if record is None or record.text(UNIQ_KEY).encode() != text.value_of(
+            if record is None or record.get_text(UNIQ_KEY).encode() != text.value_of(
                 staged.properties, UNIQ_KEY.encode()
             ):
                 break
@@ -289,7 +295,9 @@ class StagedReader:
 class Publisher:
     """Appends staged messages to their topics, within the turn."""
 
-    def __init__(self, settings: Settings, topics: Topics, store: Store, intake: Intake) -> None:
+    def __init__(
+        self, settings: Settings, topics: Topics, store: Store, intake: MessageIntake
+    ) -> None:
         self._settings = settings
         self._topics = topics
         self._append_batch = store.writer.append_batch
@@ -363,7 +371,7 @@ class Publisher:
             for staged in some:
                 try:
                     try:
-                        self._intake.accept(_draft(staged, queue_id))
+                        self._intake.rewrite_and_append(_draft(staged, queue_id))
                     except RequestError as error:
                         log.error("a message of an epoch is not delayed: %s", error.remark)
                         self._intake.append(_draft(staged, queue_id, is_delayed=False))
@@ -404,11 +412,11 @@ class Publisher:
         return self._turn % max(topic.config.write_queues, 1)
 
 
-def _draft(staged: Staged, queue_id: int, *, is_delayed: bool = True) -> Draft:
+def _draft(staged: Staged, queue_id: int, *, is_delayed: bool = True) -> MessageToStore:
     properties = text.as_dict(staged.properties.decode("utf-8", "replace"))
     if is_delayed:
         properties |= staged.stage.delay_properties()
-    draft = staged.record.draft(staged.stage.topic, queue_id, properties)
+    draft = staged.record.copy_to(staged.stage.topic, queue_id, properties)
     draft.reconsume_times = 0
     return draft
 

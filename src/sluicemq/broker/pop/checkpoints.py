@@ -33,7 +33,13 @@ from sluicemq.broker.documents import Document
 from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.pop.popped import NEXT, Popped, PoppedTable, Queue, Saved, Start, decode_record
-from sluicemq.broker.produce.intake import Draft, Intake, Record, Stored, read_record
+from sluicemq.broker.produce.intake import (
+    AppendResult,
+    MessageIntake,
+    MessageToStore,
+    Record,
+    read_record,
+)
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import REVIVE_QUEUES, Topics
 from sluicemq.broker.waiting.delivery import Delayed
@@ -84,7 +90,7 @@ class Checkpoints:
         topics: Topics,
         offsets: Offsets,
         store: Store,
-        intake: Intake,
+        intake: MessageIntake,
         group_commit: GroupCommit,
         delayed: Delayed,
         files: Files,
@@ -249,7 +255,7 @@ class Checkpoints:
     def _queues(self) -> int:
         return max(self._topics.ensure(self.topic, REVIVE_QUEUES).config.write_queues, 1)
 
-    def _open(self, checkpoint: Checkpoint, next_offset: int, holder: str) -> Stored:
+    def _open(self, checkpoint: Checkpoint, next_offset: int, holder: str) -> AppendResult:
         """Append a checkpoint, which says where the group goes on, 0 when it does not move."""
         known = self.table.table.get(checkpoint.key)
         held = known.waiting if known is not None else ()
@@ -282,7 +288,7 @@ class Checkpoints:
     def _append(
         self, record: Checkpoint | Acknowledgement, tag: str, revive_queue: int, due_ms: int,
         more: dict[str, str],
-    ) -> Stored:  # fmt: skip
+    ) -> AppendResult:  # fmt: skip
         self.document.changed = True
         topic, group, *_ = record.key
         self.stored[topic, group, "CK" if tag == CHECKPOINT else "ACK"] += 1
@@ -290,8 +296,10 @@ class Checkpoints:
         wall_due_ms = due_ms - self._clock.lead_ms  # what is stored has the time of the wall clock
         properties = {TAGS: tag, _DELIVER: str(wall_due_ms), UNIQ_KEY: record.unique_id, **more}
         now_ms = self._clock.now_ms()
-        return self._intake.accept(
-            Draft(self.topic, revive_queue, record.encode(), properties, now_ms, host, host)
+        return self._intake.rewrite_and_append(
+            MessageToStore(
+                self.topic, revive_queue, record.encode(), properties, now_ms, host, host
+            )
         )
 
     def _gate(self, record: Record) -> Callable[[int], None] | None:
@@ -354,9 +362,9 @@ class Checkpoints:
             if self._offsets.committed(group, retry, 0) < 0:
                 self._offsets.put(group, retry, 0, 0)
         added = b""
-        if not record.reconsume_times or not record.text(FIRST_POP_TIME):
+        if not record.reconsume_times or not record.get_text(FIRST_POP_TIME):
             added = f"{FIRST_POP_TIME}\x01{checkpoint.pop_ms}\x02".encode()
-        self._delayed.redelivery.copy(
+        self._delayed.redelivery.append_copy(
             record, retry, 0, added,
             reconsume_times=min(
                 record.reconsume_times + (not checkpoint.is_suspended), RECONSUME_TIMES_MAX

@@ -238,9 +238,9 @@ class Found(NamedTuple):
 def decode_record(record: Record, queue_id: int, broker: str) -> Checkpoint | Acknowledgement:
     """What a record of `broker` says, which is for revive queue `queue_id` unless it says for
     which. Raises ProtocolError."""
-    if record.text(TAGS) != CHECKPOINT:
+    if record.get_text(TAGS) != CHECKPOINT:
         return decode_acknowledgement(record.body, broker)
-    revive_queue = record.number(REAL_QUEUE)
+    revive_queue = record.get_number(REAL_QUEUE)
     return decode_checkpoint(
         record.body, queue_id if revive_queue is None else revive_queue, broker
     )
@@ -275,7 +275,7 @@ class Start:
             if found.offset >= saved.timer:
                 self._table.add(found.what, found.offset)
             if found.offset >= saved.covered:
-                self._note_move(found.what, found.record.number(NEXT))
+                self._note_move(found.what, found.record.get_number(NEXT))
         self._settle()
 
     def read_foreign(self, passed_ms: int) -> None:
@@ -291,7 +291,7 @@ class Start:
         for found in self._records(TIMER_TOPIC, 0, 0):
             if isinstance(found.what, Acknowledgement):
                 self._acknowledge(found.what)
-            elif (found.record.number(TIMER_OUT) or 0) >= passed_ms:
+            elif (found.record.get_number(TIMER_OUT) or 0) >= passed_ms:
                 self._table.add(found.what, NO_OFFSET)
         self._settle()
 
@@ -309,7 +309,7 @@ class Start:
                 self._given_back.add(found.what.key)
             else:
                 self._delivered.setdefault(found.what.key, found.offset)
-                if not is_own or found.record.number(TIMER_OUT) is None:
+                if not is_own or found.record.get_number(TIMER_OUT) is None:
                     self._table.add(found.what, NO_OFFSET)
 
     def _settle(self) -> None:
@@ -358,6 +358,6 @@ class Start:
                 offset += 1
 
     def _is_of_pop(self, topic: str, record: Record) -> bool:
-        return (record.text(REAL_TOPIC) or topic) == self._topic and (
+        return (record.get_text(REAL_TOPIC) or topic) == self._topic and (
             _ROLLED not in record.properties
         )

@@ -1,25 +1,28 @@
-"""How messages that are no plain sends enter the store, and how stored ones are read again.
+"""The general path of messages into the store, and the reading of stored records.
 
-    a send that is not plain, a message sent back, the commit of a transaction, a delayed message
-    whose time has come   ->   Draft   ->   rewrites, in order   ->   Store.append
+Every message that is not a plain send takes this path: sends with special properties, messages that
+consumers send back, messages that the broker itself stores.
 
-A rewrite looks at a draft and leaves it alone, changes where it goes (a prepared message, a delayed
-one), or refuses it. Plain sends do without all this: `send.Send.send_quick`.
+    MessageToStore  ->  MessageIntake.rewrites, in order  ->  Store.writer.append
 
-What the broker stores on its own has no request whose answer ends a turn: `put` asks for the end.
-Such a message is visible, and safe, by the same rules as any other; whoever keeps an offset of what
-is put must not persist it before `Store.synced_offset` has passed the message's end.
+A rewrite receives a message before it is appended. It leaves the message unchanged, changes its
+topic and queue (prepared and delayed messages wait in system topics), or raises RequestError. Plain
+sends use the fast path instead (`send.SendHandlers.send_fast_path`).
 
-A large batch (320) of plain messages goes through as columns (`record.batch_columns`), without an
-object for each; any other, and one that cannot be, is taken apart message by message, which says
-what is wrong with it. tests/unit/broker/test_send_batch.py holds the two equal.
+A message that the broker itself stores belongs to no request whose answer would start a group
+commit. `MessageIntake.append_internal` therefore schedules the commit. Code that remembers an
+offset of such a message must not persist it before `Store.synced_offset` has passed the end of the
+message, because a crash may lose the message.
 
-Stored messages are put where they belong (`Redelivery`): delayed ones when they are due, the
-messages of transactions when they are committed. The record says everything: body, flags, times,
-hosts and properties are taken from it as they lie, only topic, queue and tag code are found out.
-The properties stay as they are, DELAY, REAL_TOPIC and REAL_QID included, as in RocketMQ
-(spec/delivery.md §1, §2). No dict for a message that is due; a hundred thousand may be in one
-second.
+Most large batches (SEND_BATCH_MESSAGE, 320) are handled as columns (`record.batch_columns`),
+without an object for each message. Other batches are decoded message by message. Both ways have
+the same results and errors; tests/unit/broker/test_send_batch.py compares them.
+
+`DueMessageDelivery` moves delayed messages to their real topics when they are due. It copies body,
+flags, times, hosts and properties from the stored record as they are; only topic, queue and tag
+code are computed. The properties DELAY, REAL_TOPIC and REAL_QID stay, as in RocketMQ
+(spec/delivery.md §1, §2). It creates no dict for a message, because a hundred thousand messages
+may be due in the same second.
 """
 
 import logging
@@ -62,21 +65,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ILLEGAL: Final = (
+ILLEGAL_MESSAGE_REMARK: Final = (
     "the message is illegal, maybe msg body or properties length not matched. "
     "msg body length limit {}B, msg properties length limit 32KB."
 )
-_CARE: Final = tuple(f"{name}\x01".encode() for name in sorted(ACTED_ON_SEND))
-"""What the properties of a message in a batch are searched for; a longer name that ends alike is
-looked at more closely, too."""
+"""The beginning of RocketMQ's remark for MESSAGE_ILLEGAL (13), with a place for the body limit."""
+_SPECIAL_NAMES: Final = tuple(f"{name}\x01".encode() for name in sorted(ACTED_ON_SEND))
+"""Names of properties that a batch must not be stored with unchecked, encoded with the separator.
+
+A search for them also finds longer names with the same end; those are then examined exactly.
+"""
 COLUMNS_BYTES_MIN: Final = 4096
-"""A smaller batch has too few messages for columns."""
-APART_MIN: Final = 1000
-"""The largest number of messages of a batch that is decoded message by message in one step."""
-NOWHERE: Final = -1
-FLAGS_MAX: Final = 0x3
-"""Compressed, or with several tags; other flags need care."""
-TIME_MAX: Final = 1 << 62
+"""Smaller batches have too few messages for columns to be faster."""
+MESSAGES_PER_STEP_MAX: Final = 1000
+"""Batches of more messages that are decoded message by message are decoded in several steps."""
+DELIVERED_ELSEWHERE_OFFSET: Final = -1
+"""Returned instead of a queue offset for a message that another master already has."""
+PLAIN_SYS_FLAG_MAX: Final = 0x3
+"""The largest sys_flag of a batch that becomes columns: compressed (0x1), several tags (0x2)."""
+BORN_TIME_LIMIT_MS: Final = 1 << 62
+"""Born times of a batch that becomes columns are lower than this, so that they fit an int64."""
 REAL_TOPIC: Final = b"REAL_TOPIC"
 REAL_QUEUE: Final = b"REAL_QID"
 _IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
@@ -85,8 +93,8 @@ _unpack_head: Final = RECORD_HEAD.struct.unpack_from
 _HEAD_BYTES: Final = RECORD_HEAD.size
 
 
-def code_of(error: Exception) -> int:
-    """The code of an answer that says why a message was not stored."""
+def choose_response_code(error: Exception) -> int:
+    """Return the response code that reports `error`, which kept a message from being stored."""
     if isinstance(error, RequestError):
         return error.code
     if isinstance(error, MessageIllegalError):
@@ -96,14 +104,8 @@ def code_of(error: Exception) -> int:
 
 
 @dataclass(slots=True)
-class Draft:
-    """A message on its way into the store. Hosts are encoded (`model.ids.encode_host`).
-
-    With `delay_ms` the queue's unit says when the message is due, `delay_ms` after its store time,
-    instead of the hash of its tag. It is due `delay_ms` after `waits_from_ms` if that differs from
-    the store time by a second or more, because the wall clock was set back. `answer_fields` are
-    added to the answer of a send.
-    """
+class MessageToStore:
+    """A message that is about to be appended to the store. Rewrites may change it."""
 
     topic: str
     queue_id: int
@@ -111,31 +113,41 @@ class Draft:
     properties: dict[str, str]
     born_time_ms: int
     born_host: bytes
+    """The host of the producer, encoded by `model.ids.encode_host`."""
     store_host: bytes
+    """The host of the broker, encoded by `model.ids.encode_host`."""
     flag: int = 0
     sys_flag: int = 0
     reconsume_times: int = 0
     prepared_offset: int = 0
     delay_ms: int | None = None
-    waits_from_ms: int = 0
+    """If not None, the unit of the queue contains the due time in place of the tag code. The
+    message is due `delay_ms` after its store time."""
+    delay_start_ms: int = 0
+    """The time at which the delay begins; 0 means the store time. It counts only if it differs from
+    the store time by `STEP_MS` or more, which happens after the wall clock was set back."""
     answer_fields: dict[str, str] = field(default_factory=dict)
+    """Fields that are added to the answer of the send."""
 
 
-class Stored(NamedTuple):
-    """Where a draft went, and the size of its encoded properties."""
+class AppendResult(NamedTuple):
+    """Where a message was appended."""
 
     physical_offset: int
+    """Its position in the commit log."""
     queue_offset: int
     properties_bytes: int
+    """The size of its encoded properties."""
 
 
-Rewrite = Callable[[Draft], None]
-"""Raises RequestError."""
+Rewrite = Callable[[MessageToStore], None]
+"""A function that may change a message before it is appended. It may raise RequestError."""
 OnStaged = Callable[[int, int, "Sequence[bytes] | Spans", "Sequence[Buffer] | Spans"], None]
+"""A function `(queue_id, first_offset, properties, bodies)` for a batch in the staging topic."""
 
 
-class Origin(NamedTuple):
-    """What all messages of a batch have in common; the hosts are encoded."""
+class BatchFields(NamedTuple):
+    """The record fields that all messages of a batch share. The hosts are encoded."""
 
     sys_flag: int
     born_time_ms: int
@@ -143,105 +155,131 @@ class Origin(NamedTuple):
     store_host: bytes
 
     @property
-    def is_plain(self) -> bool:
-        """Nothing that columns do not know, or that does not fit its field."""
+    def can_use_columns(self) -> bool:
+        """Whether the columns of a batch can represent these values."""
         return (
-            0 <= self.sys_flag <= FLAGS_MAX
-            and 0 <= self.born_time_ms < TIME_MAX
+            0 <= self.sys_flag <= PLAIN_SYS_FLAG_MAX
+            and 0 <= self.born_time_ms < BORN_TIME_LIMIT_MS
             and len(self.born_host) == len(self.store_host) == HOST_BYTES_IPV4
         )
 
 
-class Elsewhere:
-    """Messages that a slave, standing in for this broker, has stored on another master
-    (`replicas/acting.py`): each is passed over once when its time comes here too."""
+class DeliveredElsewhere:
+    """Waiting messages of this broker that another master has delivered already.
+
+    While this broker was unreachable, its acting master stored them on that master
+    (`replication/acting.py`). This broker skips each of them once when it is due here.
+    """
 
     def __init__(self) -> None:
-        self.left: Counter[tuple[str, str]] = Counter()
-        """By topic and message id."""
+        self.remaining: Counter[tuple[str, str]] = Counter()
+        """How often a message must still be skipped, by topic and message id."""
 
-    def took(self, topic: str, unique_id: str) -> bool:
-        """Whether this one is there."""
-        if not self.left[topic, unique_id]:
+    def take(self, topic: str, unique_id: str) -> bool:
+        """Return whether the message must be skipped, and count that as done."""
+        if not self.remaining[topic, unique_id]:
             return False
-        self.left[topic, unique_id] -= 1
+        self.remaining[topic, unique_id] -= 1
         return True
 
 
-class Intake:
-    """The one way into the store for everything that is not a plain send."""
+class MessageIntake:
+    """The general path into the store, for every message that is not a plain send."""
 
     def __init__(self, settings: Settings, store: Store, group_commit: GroupCommit) -> None:
         self._settings = settings
         self._writer = store.writer
         self._group_commit = group_commit
         self.rewrites: list[Rewrite] = []
-        self.sizes = [0] * 64
-        """Messages by the number of bits of (body size - 1)."""
+        """The rewrites that each message passes, in order."""
+        self.body_size_counts = [0] * 64
+        """The number of messages by the number of bits of (body size - 1)."""
         self.on_staged: OnStaged = lambda *_: None
-        """Told of each batch for the staging topic: queue, offset, stored properties, bodies."""
-        self.elsewhere = Elsewhere()
+        """Called for each batch that was appended to the staging topic."""
+        self.delivered_elsewhere = DeliveredElsewhere()
 
-    def receive(self, draft: Draft) -> Stored:
-        """Accept a message that comes from outside: take off the properties that no sender may
-        write (`model.properties`), then `accept` it.
+    def append_from_client(self, message: MessageToStore) -> AppendResult:
+        """Append a message of a client, without the properties that only the broker may write.
+
+        `model.properties` lists these properties. They are removed from `message.properties`, then
+        the message is rewritten and appended.
 
         Raises RequestError, MessageIllegalError, StoreError.
         """
-        remove_on_send(draft.properties, is_retry=draft.topic.startswith(RETRY_PREFIX))
-        return self.accept(draft)
+        is_retry = message.topic.startswith(RETRY_PREFIX)
+        remove_on_send(message.properties, is_retry=is_retry)
+        return self.rewrite_and_append(message)
 
-    def accept(self, draft: Draft) -> Stored:
-        """Rewrite and append; the caller's answer ends the turn.
+    def rewrite_and_append(self, message: MessageToStore) -> AppendResult:
+        """Apply the rewrites to a message and append it.
+
+        The message is committed with the answer that the caller passes to `GroupCommit`.
 
         Raises RequestError, MessageIllegalError, StoreError.
         """
         for rewrite in self.rewrites:
-            rewrite(draft)
-        return self.append(draft)
+            rewrite(message)
+        return self.append(message)
 
-    def put(self, draft: Draft) -> Stored:
-        """`accept` for what the broker stores on its own: the turn is ended as well."""
-        stored = self.accept(draft)
+    def append_internal(self, message: MessageToStore) -> AppendResult:
+        """Rewrite and append a message of the broker itself, and schedule a group commit.
+
+        Raises RequestError, MessageIllegalError, StoreError.
+        """
+        result = self.rewrite_and_append(message)
         self._group_commit.commit_internal()
-        return stored
+        return result
 
-    def append(self, draft: Draft) -> Stored:
-        """As it is. Raises RequestError, MessageIllegalError, StoreError."""
-        stored = text.as_text(draft.properties).encode("utf-8", "replace")
-        self.check_properties(len(stored))
+    def append(self, message: MessageToStore) -> AppendResult:
+        """Append a message without rewriting it.
+
+        Raises RequestError if its properties are too large, MessageIllegalError, StoreError.
+        """
+        properties = text.as_text(message.properties).encode("utf-8", "replace")
+        self.check_properties_size(len(properties))
         physical_offset, queue_offset = self._writer.append(
-            draft.topic, draft.queue_id, draft.body, stored,
-            tag_code(draft.properties.get(TAGS, "")), draft.flag, draft.sys_flag,
-            draft.born_time_ms, draft.born_host, draft.store_host, draft.reconsume_times,
-            draft.prepared_offset,
-        )  # fmt: skip
-        if draft.delay_ms is not None:
-            delay_ms, lead_ms = draft.delay_ms, draft.waits_from_ms - self._writer.now_ms
-            if draft.waits_from_ms and abs(lead_ms) >= STEP_MS:
-                delay_ms += lead_ms
-            self._writer.delay_last_message(draft.topic, draft.queue_id, delay_ms)
-        return Stored(physical_offset, queue_offset, len(stored))
+            topic=message.topic,
+            queue_id=message.queue_id,
+            body=message.body,
+            properties=properties,
+            tag_code=tag_code(message.properties.get(TAGS, "")),
+            flag=message.flag,
+            sys_flag=message.sys_flag,
+            born_time_ms=message.born_time_ms,
+            born_host=message.born_host,
+            store_host=message.store_host,
+            reconsume_times=message.reconsume_times,
+            prepared_offset=message.prepared_offset,
+        )
+        if message.delay_ms is not None:
+            delay_ms = message.delay_ms
+            clock_lead_ms = message.delay_start_ms - self._writer.now_ms
+            if message.delay_start_ms and abs(clock_lead_ms) >= STEP_MS:
+                delay_ms += clock_lead_ms
+            self._writer.delay_last_message(message.topic, message.queue_id, delay_ms)
+        return AppendResult(physical_offset, queue_offset, len(properties))
 
-    def check_properties(self, size: int) -> None:
-        """Raises RequestError when encoded properties are larger than a record may hold."""
+    def check_properties_size(self, size: int) -> None:
+        """Raise RequestError if encoded properties of `size` bytes exceed the configured limit."""
         limit = self._settings.broker.properties_length_max
         if size > limit:
             body_limit = self._settings.store.message_bytes_max
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"{ILLEGAL.format(body_limit)} The properties have {size} bytes, the limit is "
-                f"{limit}. Put large values into the body.",
+                f"{ILLEGAL_MESSAGE_REMARK.format(body_limit)} The properties have {size} bytes, "
+                f"the limit is {limit}. Put large values into the body.",
             )
 
     # -------------------------------------------------------------------------------- batches
 
     def prepare_batch(
-        self, body: Buffer, origin: Origin, suffix: str
+        self, body: Buffer, fields: BatchFields, suffix: str
     ) -> "Generator[None, None, batch_columns.Columns | list[BatchPart]]":
-        """Decode a batch and add the broker's own properties (`suffix`, encoded) to those of each
-        message. Return what `append_batch` takes. A large batch whose messages are not alike takes
-        several steps.
+        """Decode the body of a batch and complete the properties of each message.
+
+        `suffix` holds the properties that the broker adds to every message, encoded as text. The
+        generator returns the batch as `append_batch` takes it. It yields between the steps in which
+        a large batch of messages of different shapes is decoded.
 
         Raises RequestError, MessageIllegalError.
         """
@@ -249,15 +287,15 @@ class Intake:
         if len(body) > limit:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"{ILLEGAL.format(limit)} The batch has {len(body)} bytes.",
+                f"{ILLEGAL_MESSAGE_REMARK.format(limit)} The batch has {len(body)} bytes.",
             )
         try:
             if (
                 self._writer.can_append_columns
                 and len(body) >= COLUMNS_BYTES_MIN
-                and origin.is_plain
+                and fields.can_use_columns
             ):
-                columns = yield from self._columns_of(bytes(body), suffix.encode())
+                columns = yield from self._decode_columns(bytes(body), suffix.encode())
                 if columns is not None:
                     return columns
             sent = decode_batch(body)
@@ -265,110 +303,150 @@ class Intake:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         if not sent:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "The batch has no messages.")
-        parts = _as_stored(sent, suffix.encode())
-        self.check_properties(max(len(stored) for _, _, stored, _ in parts))
+        parts = _complete_parts(sent, suffix.encode())
+        self.check_properties_size(max(len(properties) for _, _, properties, _ in parts))
         return parts
 
-    def _columns_of(
+    def _decode_columns(
         self, body: bytes, suffix: bytes
     ) -> "Generator[None, None, batch_columns.Columns | None]":
-        """Return the columns of a batch; None for a small one whose messages are not alike. HOT."""
+        """Return the columns of a batch. Called for each large batch: keep it cheap.
+
+        Return None for a batch of up to `MESSAGES_PER_STEP_MAX` messages that are not alike
+        (`batch_columns.split` returns None) or have too large properties. The caller then decodes
+        it message by message. A larger batch of that kind is decoded in steps.
+
+        Raises RequestError, MessageIllegalError, ProtocolError.
+        """
         from sluicemq.record import batch_columns  # noqa: PLC0415 - NumPy for large batches only
 
         properties_max = self._settings.broker.properties_length_max
         columns = batch_columns.split(body, suffix, text.tag_code_of_value)
         if columns is not None and int(columns.property_sizes.max()) <= properties_max:
             return columns
-        if not batch_columns.has_more(body, APART_MIN):
+        if not batch_columns.has_more(body, MESSAGES_PER_STEP_MAX):
             return None
         added = text.as_dict(suffix.decode())
 
-        def stored_of(own: bytes) -> bytes:
-            stored = _one_as_stored(own, added, suffix)
-            self.check_properties(len(stored))
-            if b"\0" in stored:
-                self._writer.check_sizes(0, stored)
-            return stored
+        def complete_and_check(sent: bytes) -> bytes:
+            properties = _complete_properties(sent, added, suffix)
+            self.check_properties_size(len(properties))
+            if b"\0" in properties:
+                self._writer.check_sizes(0, properties)
+            return properties
 
-        return (yield from batch_columns.take_apart(body, stored_of, text.tag_code_of))
+        return (yield from batch_columns.take_apart(body, complete_and_check, text.tag_code_of))
 
     def append_batch(
-        self, topic: Topic, queue_id: int, batch: "batch_columns.Columns | list[BatchPart]",
-        origin: Origin, id_prefix: str, *, is_brief: bool = False,
-    ) -> tuple[str, int]:  # fmt: skip
-        """Append all messages of a prepared batch or none. Return their ids, or only the first
-        one's, and the first queue offset. HOT.
+        self,
+        topic: Topic,
+        queue_id: int,
+        batch: "batch_columns.Columns | list[BatchPart]",
+        fields: BatchFields,
+        id_prefix: str,
+        *,
+        is_brief: bool = False,
+    ) -> tuple[str, int]:
+        """Append all messages of a prepared batch, or none if one of them cannot be appended.
+
+        `id_prefix` is the encoded store host in hexadecimal, with which message ids begin. Return
+        the offset message ids, separated by commas, and the queue offset of the first message. If
+        `is_brief`, return the id of the first message only. Called for each batch: keep it cheap.
 
         Raises MessageIllegalError, StoreError.
         """
         ids_max = 1 if is_brief else None
         if isinstance(batch, list):
-            positions, offset = self._writer.append_batch(topic.name, queue_id, batch, *origin)
-            properties = [stored for _, _, stored, _ in batch]
+            positions, offset = self._writer.append_batch(topic.name, queue_id, batch, *fields)
+            properties = [part_properties for _, _, part_properties, _ in batch]
             bodies = [body for _, body, _, _ in batch]
-            self._count(topic, Counter(map(len, bodies)), sum(map(len, properties)))
+            self._count_messages(topic, Counter(map(len, bodies)), sum(map(len, properties)))
             if topic.name == STAGING_TOPIC:
                 self.on_staged(queue_id, offset, properties, bodies)
             wanted = positions[:ids_max]
             return offset_message_ids(id_prefix, struct.pack(f">{len(wanted)}q", *wanted)), offset
+
         heads = batch.heads
-        heads["sys_flag"], heads["born_time"] = origin.sys_flag, origin.born_time_ms
-        heads["born_host"], heads["store_host"] = origin.born_host, origin.store_host
-        places, offset = self._writer.append_columns(topic.name, queue_id, batch)
-        self._count(topic, batch.body_sizes(), int(batch.property_sizes.sum()))
+        heads["sys_flag"], heads["born_time"] = fields.sys_flag, fields.born_time_ms
+        heads["born_host"], heads["store_host"] = fields.born_host, fields.store_host
+        column_positions, offset = self._writer.append_columns(topic.name, queue_id, batch)
+        self._count_messages(topic, batch.body_sizes(), int(batch.property_sizes.sum()))
         if topic.name == STAGING_TOPIC:
             self.on_staged(queue_id, offset, batch.properties, batch.bodies)
-        return offset_message_ids(id_prefix, places[:ids_max].astype(">i8").tobytes()), offset
+        encoded_positions = column_positions[:ids_max].astype(">i8").tobytes()
+        return offset_message_ids(id_prefix, encoded_positions), offset
 
-    def _count(self, topic: Topic, sizes: Mapping[int, int], properties_bytes: int) -> None:
-        """`sizes`: how many bodies have which size."""
-        for size, count in sizes.items():
-            self.sizes[(size - 1).bit_length()] += count
+    def _count_messages(
+        self, topic: Topic, count_by_size: Mapping[int, int], properties_bytes: int
+    ) -> None:
+        """Add the messages of a batch to the counters of the topic and of body sizes.
+
+        `count_by_size` maps a body size in bytes to the number of bodies of that size.
+        `properties_bytes` is the size of the properties of all messages.
+        """
+        for size, count in count_by_size.items():
+            self.body_size_counts[(size - 1).bit_length()] += count
             topic.messages_in += count
             topic.bytes_in += count * (size + topic.record_bytes)
         topic.bytes_in += properties_bytes
 
 
-def _as_stored(sent: Sequence[BatchPart], suffix: bytes) -> list[BatchPart]:
-    """Return the messages of a batch with the properties that are stored: those of each as if it
-    had been sent alone (`model.properties`), then the broker's own (`suffix`).
+def _complete_parts(sent: Sequence[BatchPart], suffix: bytes) -> list[BatchPart]:
+    """Return the messages of a batch with the properties that are stored.
 
-    Raises RequestError for what no message of a batch can be.
+    The properties of each message are treated as if it had been sent alone (`model.properties`),
+    then the properties of the broker (`suffix`, encoded) are added.
+
+    Raises RequestError if a message cannot be part of a batch.
     """
-    joined = b"\x02".join([own for _, _, own, _ in sent])
-    if any(name in joined for name in _CARE):
+    joined = b"\x02".join([properties for _, _, properties, _ in sent])
+    if any(name in joined for name in _SPECIAL_NAMES):
         added = text.as_dict(suffix.decode())
         return [
-            (flag, body, _one_as_stored(own, added, suffix), tag) for flag, body, own, tag in sent
+            (flag, body, _complete_properties(properties, added, suffix), tag)
+            for flag, body, properties, tag in sent
         ]
-    return [(flag, body, _ended(own) + suffix, tag) for flag, body, own, tag in sent]
+    return [
+        (flag, body, _terminate(properties) + suffix, tag) for flag, body, properties, tag in sent
+    ]
 
 
-def _one_as_stored(own: bytes, added: Mapping[str, str], suffix: bytes) -> bytes:
-    """`_as_stored` for the properties of one message; `added`: `suffix`, decoded."""
-    if any(name in own for name in _CARE):
-        return _with_care(own, added, suffix)
-    return _ended(own) + suffix
+def _complete_properties(sent: bytes, added: Mapping[str, str], suffix: bytes) -> bytes:
+    """Return the properties that are stored for a message of a batch.
+
+    `sent` are the encoded properties of the message. `suffix` are the encoded properties that the
+    broker adds, and `added` is the same as a dict.
+
+    Raises RequestError if the message cannot be part of a batch.
+    """
+    if any(name in sent for name in _SPECIAL_NAMES):
+        return _clean_special_properties(sent, added, suffix)
+    return _terminate(sent) + suffix
 
 
-def _with_care(own: bytes, added: Mapping[str, str], suffix: bytes) -> bytes:
-    properties = text.as_dict(own.decode("utf-8", "replace"))
+def _clean_special_properties(sent: bytes, added: Mapping[str, str], suffix: bytes) -> bytes:
+    """Do the same as `_complete_properties` for properties that probably have special names."""
+    properties = text.as_dict(sent.decode("utf-8", "replace"))
     if ACTED_ON_SEND.isdisjoint(properties):
-        return _ended(own) + suffix
-    refuse_in_batch(properties)
+        return _terminate(sent) + suffix
+    check_batch_properties(properties)
     remove_on_send(properties)
     for name, value in added.items():
         properties.setdefault(name, value)
     return text.as_text(properties).encode("utf-8", "replace")
 
 
-def _ended(properties: bytes) -> bytes:
-    """Encoded properties that others can follow."""
+def _terminate(properties: bytes) -> bytes:
+    """Return encoded properties that are empty or end with a separator."""
     return properties if properties[-1:] in (b"", b"\x02") else properties + b"\x02"
 
 
-def refuse_in_batch(properties: dict[str, str]) -> None:
-    """Raises RequestError for what no message of a batch can be (spec/store.md §2.5)."""
+def check_batch_properties(properties: dict[str, str]) -> None:
+    """Raise RequestError if properties mark a transactional or delayed message.
+
+    No message of a batch can be prepared or delayed (spec/store.md §2.5). Storing it as an ordinary
+    message would deliver it at once.
+    """
     if properties.get(TRAN_MSG, "").lower() == "true":
         raise RequestError(
             ResponseCode.MESSAGE_ILLEGAL,
@@ -385,7 +463,11 @@ def refuse_in_batch(properties: dict[str, str]) -> None:
 
 
 class Record(NamedTuple):
-    """What a stored record says; `topic_view` and `body` are slices of the mapped log."""
+    """The fields of a stored record.
+
+    `topic_view` and `body` are slices of the buffer that was read, usually of the mapped log. The
+    hosts and `properties` are encoded copies.
+    """
 
     size_bytes: int
     body_crc: int
@@ -404,152 +486,238 @@ class Record(NamedTuple):
 
     @property
     def topic(self) -> str:
+        """The name of the topic; invalid UTF-8 is replaced."""
         return str(self.topic_view, "utf-8", "replace")
 
-    def text(self, name: str) -> str:
-        """The value of a property, "" without it."""
+    def get_text(self, name: str) -> str:
+        """Return the value of a property, or "" if the message does not have it."""
         return (text.value_of(self.properties, name.encode()) or b"").decode("utf-8", "replace")
 
-    def number(self, name: str) -> int | None:
-        """The value of a property if that is a number."""
+    def get_number(self, name: str) -> int | None:
+        """Return the value of a property as an int.
+
+        Return None if the message does not have the property, or if its value is not a decimal
+        number of at most 18 digits without a sign.
+        """
         value = text.value_of(self.properties, name.encode())
         return int(value) if value is not None and value.isdigit() and len(value) < 19 else None
 
-    def all_properties(self) -> dict[str, str]:
+    def decode_properties(self) -> dict[str, str]:
+        """Return all properties as a new dict."""
         return text.as_dict(self.properties.decode("utf-8", "replace"))
 
-    def draft(self, topic: str, queue_id: int, properties: dict[str, str]) -> Draft:
-        """The same message for another place."""
-        return Draft(
-            topic, queue_id, self.body, properties, self.born_time_ms, self.born_host,
-            self.store_host, self.flag, self.sys_flag, self.reconsume_times,
-        )  # fmt: skip
+    def copy_to(self, topic: str, queue_id: int, properties: dict[str, str]) -> MessageToStore:
+        """Return a message for another queue, with this record's body, flags, times and hosts."""
+        return MessageToStore(
+            topic=topic,
+            queue_id=queue_id,
+            body=self.body,
+            properties=properties,
+            born_time_ms=self.born_time_ms,
+            born_host=self.born_host,
+            store_host=self.store_host,
+            flag=self.flag,
+            sys_flag=self.sys_flag,
+            reconsume_times=self.reconsume_times,
+        )
 
 
 def read_record(view: memoryview | None) -> Record | None:
-    """The record that `view` holds; None when it is none. HOT."""
+    """Return the record at the beginning of `view`.
+
+    Return None if `view` is None or does not begin with a valid record. Called for each message
+    that becomes due: keep it cheap.
+    """
     if view is None:
         return None
     try:
         (
-            size, magic, crc, _, flag, offset, position, sys_flag, born_ms, born_host, store_ms,
-            store_host, reconsumed, _, body_bytes,
-        ) = _unpack_head(view)  # fmt: skip
+            size,
+            magic,
+            crc,
+            _,
+            flag,
+            offset,
+            position,
+            sys_flag,
+            born_ms,
+            born_host,
+            store_ms,
+            store_host,
+            reconsume_times,
+            _,
+            body_bytes,
+        ) = _unpack_head(view)
         if magic == MAGIC_V1 and not sys_flag & _IPV6:
             body_end = _HEAD_BYTES + body_bytes
             topic_end = body_end + 1 + view[body_end]
             return Record(
-                size, crc, flag, offset, position, sys_flag, born_ms, born_host, store_ms,
-                store_host, reconsumed, view[body_end + 1 : topic_end],
-                view[_HEAD_BYTES:body_end], bytes(view[topic_end + 2 : size]),
-            )  # fmt: skip
+                size,
+                crc,
+                flag,
+                offset,
+                position,
+                sys_flag,
+                born_ms,
+                born_host,
+                store_ms,
+                store_host,
+                reconsume_times,
+                view[body_end + 1 : topic_end],
+                view[_HEAD_BYTES:body_end],
+                bytes(view[topic_end + 2 : size]),
+            )
         head = parse_head(view)
     except (ProtocolError, IndexError, ValueError):
         return None
     return Record(
-        head.size_bytes, head.body_crc, head.flag, head.queue_offset, head.physical_offset,
-        head.sys_flag, head.born_time_ms, bytes(view[head.born_host]), head.store_time_ms,
-        bytes(view[head.store_host]), head.reconsume_times,
-        view[head.topic], view[head.body], bytes(view[head.properties]),
-    )  # fmt: skip
+        size_bytes=head.size_bytes,
+        body_crc=head.body_crc,
+        flag=head.flag,
+        queue_offset=head.queue_offset,
+        physical_offset=head.physical_offset,
+        sys_flag=head.sys_flag,
+        born_time_ms=head.born_time_ms,
+        born_host=bytes(view[head.born_host]),
+        store_time_ms=head.store_time_ms,
+        store_host=bytes(view[head.store_host]),
+        reconsume_times=head.reconsume_times,
+        topic_view=view[head.topic],
+        body=view[head.body],
+        properties=bytes(view[head.properties]),
+    )
 
 
-class Entry(NamedTuple):
-    """A unit of a queue and its record; None when it has none, or that is deleted."""
+class QueueEntry(NamedTuple):
+    """A unit of a queue, with the record that it locates."""
 
     offset: int
     position: int
-    code: int
+    tag_code: int
     record: Record | None
+    """None if the unit is blank, or if its record is deleted or unreadable."""
 
 
-def entries(
+def iter_queue(
     store: Store,
     topic: str,
     queue_id: int,
     offset: int,
     units: Callable[[str, int, int, int], Buffer] | None = None,
-) -> Iterator[Entry]:
-    """A queue from an offset on, as it can be seen; `units` reads it (`Store.units`)."""
+) -> Iterator[QueueEntry]:
+    """Yield the entries of a queue from `offset` to the last one that is visible.
+
+    `units(topic, queue_id, offset, count)` reads the units; None means `store.reader.units`.
+    """
     units = units or store.reader.units
     while len(chunk := units(topic, queue_id, offset, _CHUNK_UNITS)):
         for position, size, code in UNIT.iter_unpack(chunk):
             view = None if size == BLANK_SIZE else store.reader.view_at(position)
-            yield Entry(offset, position, code, read_record(view))
+            yield QueueEntry(offset, position, code, read_record(view))
             offset += 1
 
 
-_kept_name: Final = lru_cache(maxsize=4096)(partial(str, encoding="utf-8", errors="replace"))
+_decode_cached: Final = lru_cache(maxsize=4096)(partial(str, encoding="utf-8", errors="replace"))
 
 
-def topic_name(name: bytes) -> str:
-    """Return the topic that a property's bytes name. Names that a topic may have are kept."""
+def decode_topic_name(name: bytes) -> str:
+    """Return a topic name from the bytes of a property.
+
+    The result is cached unless the name is longer than the name of any topic can be.
+    """
     if len(name) > RETRY_TOPIC_LENGTH_MAX:
         return name.decode("utf-8", "replace")
-    return _kept_name(name)
+    return _decode_cached(name)
 
 
-Gate = Callable[[Record], Callable[[int], object] | None]
-"""Asked before a message goes to its topic: who is told of its offset there; None: it goes
-nowhere."""
+DeliveryGate = Callable[[Record], Callable[[int], object] | None]
+"""A function that decides whether a due message is appended to its real topic.
+
+It returns a callback that receives the queue offset of the message, or None to drop the message.
+"""
 
 
-class Redelivery:
-    """Puts due messages into their own topics. What has been put is visible after the turn:
-    `finish` ends it and says whether it succeeded. When it did not, nothing was delivered and the
-    caller tries again. `gates` are those of topics; what is `elsewhere` is not put."""
+class DueMessageDelivery:
+    """Appends due messages to their real topics.
+
+    `commit` commits what was appended and returns whether it was stored. If it was not, no message
+    was delivered and the caller must try again. `gates` maps topics to their delivery gates.
+    """
 
     def __init__(
-        self, store: Store, group_commit: GroupCommit, elsewhere: Elsewhere | None = None
+        self,
+        store: Store,
+        group_commit: GroupCommit,
+        delivered_elsewhere: DeliveredElsewhere | None = None,
     ) -> None:
+        """Deliver into `store`, but skip the messages in `delivered_elsewhere`."""
         self._append = store.writer.append
-        self._elsewhere = elsewhere or Elsewhere()
-        self.finish = group_commit.commit_now
-        self.gates: dict[str, Gate] = {}
+        self._delivered_elsewhere = delivered_elsewhere or DeliveredElsewhere()
+        self.commit = group_commit.commit_now
+        self.gates: dict[str, DeliveryGate] = {}
 
-    def put(self, record: Record, added: bytes = b"") -> str | None:
-        """Append the message to its real topic, with more properties; returns the topic. HOT.
+    def deliver(self, record: Record, added: bytes = b"") -> str | None:
+        """Append a due message to its real topic and return the name of that topic.
 
-        None when it cannot be stored there, now or ever: the reason is logged. Raises StoreError
-        when the store takes nothing at the moment.
+        `added` are encoded properties that are appended to those of the message. Return None, and
+        log the reason, if the message can never be stored there. Called for each due message: keep
+        it cheap.
+
+        Raises StoreError if the store accepts no messages at the moment.
         """
         properties = record.properties
         name = text.value_of(properties, REAL_TOPIC)
         queue_id = natural(text.value_of(properties, REAL_QUEUE) or b"")
         if name is None or queue_id is None:
-            log.error("a message that is due says not where it belongs: it is passed over")
+            log.error("skipped a due message without valid properties REAL_TOPIC and REAL_QID")
             return None
-        topic = topic_name(name)
+        topic = decode_topic_name(name)
         if is_send_forbidden_topic(topic):
-            log.error("a message that is due belongs to %s: it is passed over", topic)
+            log.error("skipped a due message of topic %s, which accepts no messages", topic)
             return None
         gate = self.gates.get(topic)
-        told = gate(record) if gate is not None else None
-        if gate is not None and told is None:
+        on_appended = gate(record) if gate is not None else None
+        if gate is not None and on_appended is None:
             return topic
-        offset = self.copy(record, topic, queue_id, added, record.reconsume_times)
-        if offset is not None and told is not None:
-            told(offset)
+        offset = self.append_copy(record, topic, queue_id, added, record.reconsume_times)
+        if offset is not None and on_appended is not None:
+            on_appended(offset)
         return None if offset is None else topic
 
-    def copy(
+    def append_copy(
         self, record: Record, topic: str, queue_id: int, added: bytes, reconsume_times: int
     ) -> int | None:
-        """Append the message to a queue, with more properties where there is room; returns its
-        offset, NOWHERE when another master has it. HOT. None when it can never be stored there,
-        StoreError as `put`."""
+        """Append a copy of a message to a queue and return its queue offset.
+
+        `added` are encoded properties that are appended to those of the message if a record has
+        room for them. Return `DELIVERED_ELSEWHERE_OFFSET`, without appending, if another master has
+        the message. Return None, and log the reason, if the message can never be stored there.
+        Called for each due message: keep it cheap.
+
+        Raises StoreError if the store accepts no messages at the moment.
+        """
         properties = record.properties
-        if self._elsewhere.left and self._elsewhere.took(topic, record.text(UNIQ_KEY)):
-            return NOWHERE
+        elsewhere = self._delivered_elsewhere
+        if elsewhere.remaining and elsewhere.take(topic, record.get_text(UNIQ_KEY)):
+            return DELIVERED_ELSEWHERE_OFFSET
         if added and len(properties) + len(added) < PROPERTIES_BYTES_MAX:
             properties += added if properties[-1:] == b"\x02" else b"\x02" + added
         try:
+            # Positional, because this runs for each due message.
             _, offset = self._append(
-                topic, queue_id, record.body, properties, text.tag_code_of(properties),
-                record.flag, record.sys_flag, record.born_time_ms, record.born_host,
-                record.store_host, reconsume_times,
-            )  # fmt: skip
+                topic,
+                queue_id,
+                record.body,
+                properties,
+                text.tag_code_of(properties),
+                record.flag,
+                record.sys_flag,
+                record.born_time_ms,
+                record.born_host,
+                record.store_host,
+                reconsume_times,
+            )
         except MessageIllegalError as error:
-            log.error("a message that is due cannot be stored in %s: %s", topic, error)
+            log.error("cannot store a due message in topic %s: %s", topic, error)
             return None
         return offset

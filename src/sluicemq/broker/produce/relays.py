@@ -1,16 +1,24 @@
-"""What a broker asks its clients: questions of tools (223 as 221, 307, 309), replies (326).
+"""Requests that the broker sends to clients, on behalf of tools and of repliers.
 
-A tool asks the broker, the broker asks the client on the connection of its heartbeats, and the
-answer goes back as it came. Nobody waits for it: `Questions` keeps what is open, by deadline, and
-`expire` (from the sweep) and `disconnected` end what will not be answered.
+`RelayHandlers` answers requests of tools about consumers:
 
-Request and reply are 324 and 325, pushed on to the requester as 326 (spec/remoting.md §18). A
-requester sends an ordinary message that names itself (REPLY_TO_CLIENT) and the request
-(CORRELATION_ID). Who consumes it sends the reply here, to the topic CLUSTER_REPLY_TOPIC; the broker
-stores it (storeReplyMessageEnable) and hands it to the requester on the connection of its
-heartbeats, found by its client id among the producers. Only the push decides how the replier is
-answered: 0 when the requester has taken it, else 1 and why. Nobody consumes the topic: a reply
-whose requester is gone is of use to nobody but who looks for it.
+    INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223)   sent to clients as 221
+    GET_CONSUMER_RUNNING_INFO (307)              sent to the client as it is
+    CONSUME_MESSAGE_DIRECTLY (309)               sent to the client with the stored message
+
+The broker sends the request to the client on the connection of its heartbeats, and passes the
+answer on to the tool unchanged. No code blocks until the answer arrives: `ClientRequests` keeps the
+unanswered requests in the order of their deadlines. A request without an answer ends in `expire`,
+which the broker calls periodically, or in `on_disconnect`.
+
+`ReplyHandlers` answers SEND_REPLY_MESSAGE (324) and SEND_REPLY_MESSAGE_V2 (325), the second half of
+request-reply (spec/remoting.md §18). A requester sends an ordinary message with its client id
+(REPLY_TO_CLIENT) and the id of the request (CORRELATION_ID). The consumer of that message sends the
+reply to the topic CLUSTER_REPLY_TOPIC. The broker stores the reply if storeReplyMessageEnable is
+true, finds the requester by its client id among the producers, and pushes the reply to it as
+PUSH_REPLY_MESSAGE_TO_CLIENT (326). The replier receives SUCCESS if the requester accepted the
+reply, else SYSTEM_ERROR with the reason. No client consumes CLUSTER_REPLY_TOPIC: a stored reply
+whose requester is gone is only useful to a person who queries it.
 """
 
 import heapq
@@ -22,7 +30,7 @@ from itertools import count
 from typing import Any, Final
 
 from sluicemq.broker.consume.clients import Consumers, Member, Producers
-from sluicemq.broker.produce.intake import Draft, Intake
+from sluicemq.broker.produce.intake import MessageIntake, MessageToStore
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.clock import Clock
@@ -47,81 +55,103 @@ from sluicemq.wire.headers import (
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S: Final = 10.0  # spec/remoting.md §7.6
-RUNNING_INFO_SINCE: Final = 62  # V3_1_8_SNAPSHOT, spec/remoting.md §4
-OPEN_MAX: Final = 4096
+CLIENT_TIMEOUT_S: Final = 10.0
+"""The time within which a client must answer a request of the broker (spec/remoting.md §7.6)."""
+RUNNING_INFO_VERSION_MIN: Final = 62
+"""The first client version that answers GET_CONSUMER_RUNNING_INFO: V3_1_8_SNAPSHOT
+(spec/remoting.md §4)."""
+PENDING_MAX: Final = 4096
+"""The most requests to clients at the same time. Answered requests count until `expire` removes
+them."""
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
 
 OnEnd = Callable[[Command | None], None]
-"""Gets the answer, None when there will be none."""
+"""A callback that receives the answer of a client, or None if no answer will arrive."""
 
 
-class Questions:
-    """What clients were asked and have not answered."""
+class ClientRequests:
+    """The requests of the broker that clients have not answered yet."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._open: dict[Peer, dict[int, OnEnd]] = {}
+        self._pending: dict[Peer, dict[int, OnEnd]] = {}
+        """The callbacks of unanswered requests, by connection and number of the request."""
         self._deadlines: list[tuple[float, int, Peer, int]] = []
+        """A heap of (deadline, tie-breaker, connection, number of the request)."""
         self._order = count()
 
     def __len__(self) -> int:
-        return sum(map(len, self._open.values()))
+        """Return the number of unanswered requests."""
+        return sum(map(len, self._pending.values()))
 
-    def ask(
-        self, peer: Peer, command: Command, on_end: OnEnd, timeout_s: float = TIMEOUT_S
+    def send(
+        self, peer: Peer, command: Command, on_end: OnEnd, timeout_s: float = CLIENT_TIMEOUT_S
     ) -> None:
-        """Asks a client; `on_end` is called once, perhaps at once."""
-        if peer.closed or len(self._deadlines) >= OPEN_MAX:
+        """Send a request to a client and call `on_end` exactly once, with the answer or None.
+
+        It is called with None after `timeout_s` seconds, and when the client disconnects. It is
+        called with None before this method returns, and nothing is sent, if the connection is
+        closed or there are `PENDING_MAX` requests already.
+        """
+        if peer.closed or len(self._deadlines) >= PENDING_MAX:
             on_end(None)
             return
         number = peer.send_request(command, lambda answer: self._end(peer, number, answer))
-        self._open.setdefault(peer, {})[number] = on_end
+        self._pending.setdefault(peer, {})[number] = on_end
         deadline_s = self._clock.monotonic_s() + timeout_s
         heapq.heappush(self._deadlines, (deadline_s, next(self._order), peer, number))
 
     def expire(self, now_s: float) -> None:
-        """Ends what was not answered in time."""
+        """End the requests whose deadline has passed at the monotonic time `now_s`."""
         while self._deadlines:
             deadline_s, _, peer, number = self._deadlines[0]
-            if deadline_s > now_s and number in self._open.get(peer, ()):
+            if deadline_s > now_s and number in self._pending.get(peer, ()):
                 return
             heapq.heappop(self._deadlines)
             self._end(peer, number, None)
 
-    def disconnected(self, peer: Peer) -> None:
-        """It will not answer any more."""
-        for number in list(self._open.get(peer, ())):
+    def on_disconnect(self, peer: Peer) -> None:
+        """End all requests to a client whose connection was closed."""
+        for number in list(self._pending.get(peer, ())):
             self._end(peer, number, None)
 
     def _end(self, peer: Peer, number: int, answer: Command | None) -> None:
-        mine = self._open.get(peer, {})
-        on_end = mine.pop(number, None)
-        if not mine:
-            self._open.pop(peer, None)
+        """Remove a request and call its callback. Do nothing if the request has ended already."""
+        callbacks = self._pending.get(peer, {})
+        on_end = callbacks.pop(number, None)
+        if not callbacks:
+            self._pending.pop(peer, None)
         if on_end is not None:
             peer.forget_request(number)
             on_end(answer)
 
 
 @dataclass(slots=True, eq=False)
-class Relays:
-    """The request family of tools that look into consumers."""
+class RelayHandlers:
+    """Request handlers for tools that inspect consumers.
+
+    They answer INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223), GET_CONSUMER_RUNNING_INFO (307) and
+    CONSUME_MESSAGE_DIRECTLY (309). Each handler returns None, because the answer is sent when the
+    consumer has answered.
+    """
 
     settings: Settings
     topics: Topics
     groups: Groups
     consumers: Consumers
     store: Store
-    questions: Questions
+    client_requests: ClientRequests
 
-    def running_info(
+    def get_running_info(
         self, header: GetConsumerRunningInfoRequest, command: Command, peer: Peer
     ) -> None:
-        """307: what does a consumer do?"""
-        member = self._member(header.group, header.client_id)
-        if member.version < RUNNING_INFO_SINCE:
+        """Answer GET_CONSUMER_RUNNING_INFO (307): ask a consumer for its state and pass it on.
+
+        Raises RequestError if the consumer is offline, or too old to answer.
+        """
+        member = self._find_member(header.group, header.client_id)
+        if member.version < RUNNING_INFO_VERSION_MIN:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"The Consumer <{header.client_id}> Version <{member.version}> too low to "
@@ -133,9 +163,15 @@ class Relays:
     def consume_directly(
         self, header: ConsumeMessageDirectlyRequest, command: Command, peer: Peer
     ) -> None:
-        """309: handle this message now. The stored message travels as the body; a tool may bring it
-        itself. Without a client any member will do."""
-        member = self._member(header.group, header.client_id)
+        """Answer CONSUME_MESSAGE_DIRECTLY (309): let a consumer process one message at once.
+
+        The stored message with the offset message id of the request is sent to the consumer as
+        body. Without a message id, the body of the request is sent. Without a client id, any online
+        member of the group processes the message.
+
+        Raises RequestError if the consumer is offline or the message does not exist.
+        """
+        member = self._find_member(header.group, header.client_id)
         body: bytes | None = bytes(command.body)
         if header.message_id:
             try:
@@ -146,7 +182,7 @@ class Relays:
         if body is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                f"no message of this broker begins where {header.message_id} says",
+                f"this broker has no message with the offset message id {header.message_id}",
             )
         topic = self.topics.config_of(header.topic or "")
         group = self.groups.config_of(header.group)
@@ -158,10 +194,17 @@ class Relays:
         }
         self._relay(member, Command(command.code, fields, body), command, peer, header.group)
 
-    def consumer_status(
+    def get_consumer_offsets(
         self, header: GetConsumerStatusRequest, command: Command, peer: Peer
     ) -> None:
-        """223: how far does each member think it is? Those that do not answer are left out."""
+        """Answer INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): ask the members for their offsets.
+
+        The answer contains the offsets of the topic that each member knows, by client id. Members
+        that do not answer in time, or answer with an error, are missing. With a client address in
+        the request, only the member with that client id is asked.
+
+        Raises RequestError if no member is online.
+        """
         group = self.consumers.groups.get(header.group)
         members = [
             member
@@ -173,30 +216,35 @@ class Relays:
                 ResponseCode.CONSUMER_NOT_ONLINE if group is None else ResponseCode.SYSTEM_ERROR,
                 f"No Any Consumer online in the consumer group: [{header.group}]",
             )
-        found: dict[str, dict[MessageQueue, int]] = {}
-        waiting = len(members)
+        offsets_by_client: dict[str, dict[MessageQueue, int]] = {}
+        unanswered = len(members)
 
-        def ended(client_id: str, answer: Command | None) -> None:
-            nonlocal waiting
-            waiting -= 1
+        def on_answer(client_id: str, answer: Command | None) -> None:
+            nonlocal unanswered
+            unanswered -= 1
             if answer is not None and answer.code == ResponseCode.SUCCESS:
                 try:
-                    found[client_id] = bodies.decode_client_offsets(answer.body)
+                    offsets_by_client[client_id] = bodies.decode_client_offsets(answer.body)
                 except ProtocolError as error:
-                    log.warning("client %s answers 221 oddly: %s", client_id, error)
-            if not waiting:
-                body = bodies.encode_offsets_by_client(found)
+                    log.warning(
+                        "client %s sent an invalid answer to request 221: %s", client_id, error
+                    )
+            if not unanswered:
+                body = bodies.encode_offsets_by_client(offsets_by_client)
                 peer.write(encode_response_to(Command(ResponseCode.SUCCESS, body=body), command))
 
         fields = encode_header(GetConsumerStatusRequest(topic=header.topic, group=header.group))
         for member in members:
             request = Command(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, dict(fields))
-            self.questions.ask(member.peer, request, partial(ended, member.client_id))
+            self.client_requests.send(member.peer, request, partial(on_answer, member.client_id))
 
-    def _member(self, group: str, client_id: str | None) -> Member:
-        """That client of the group, any without an id. Raises RequestError."""
-        found = self.consumers.groups.get(group)
-        for member in found.members.values() if found is not None else ():
+    def _find_member(self, group: str, client_id: str | None) -> Member:
+        """Return the online member with a client id, or any online member if it is None or "".
+
+        Raises RequestError if there is no such member.
+        """
+        online_group = self.consumers.groups.get(group)
+        for member in online_group.members.values() if online_group is not None else ():
             if not member.peer.closed and client_id in (None, "", member.client_id):
                 return member
         raise RequestError(
@@ -206,34 +254,48 @@ class Relays:
     def _relay(
         self, member: Member, request: Command, command: Command, peer: Peer, group: str
     ) -> None:
-        def ended(answer: Command | None) -> None:
+        """Send `request` to a member, and its answer to `peer` as the answer to `command`."""
+
+        def on_answer(answer: Command | None) -> None:
             if answer is None:
                 answer = Command(
                     ResponseCode.CONSUME_MSG_TIMEOUT,
                     remark=f"The consumer <{group}> <{member.client_id}> did not answer request "
-                    f"{command.code} within {TIMEOUT_S:g} s, or has left",
+                    f"{command.code} within {CLIENT_TIMEOUT_S:g} s, or has left",
                 )
             relayed = Command(answer.code, answer.fields, answer.body, remark=answer.remark)
             peer.write(encode_response_to(relayed, command))
 
-        self.questions.ask(member.peer, request, ended)
+        self.client_requests.send(member.peer, request, on_answer)
 
 
 @dataclass(slots=True, eq=False)
-class Replies:
-    """The request family of repliers."""
+class ReplyHandlers:
+    """Request handlers for the replies of request-reply.
+
+    They answer SEND_REPLY_MESSAGE (324) and SEND_REPLY_MESSAGE_V2 (325).
+    """
 
     settings: Settings
     topics: Topics
     producers: Producers
-    intake: Intake
-    questions: Questions
+    intake: MessageIntake
+    client_requests: ClientRequests
     clock: Clock
-    pushed: int = field(default=0, init=False)
-    failed: int = field(default=0, init=False)
+    pushed_count: int = field(default=0, init=False)
+    """The number of replies that their requesters accepted."""
+    failed_count: int = field(default=0, init=False)
+    """The number of replies that could not be pushed to their requesters."""
 
-    def reply(self, header: SendMessageRequest, command: Command, peer: Peer) -> Command | None:
-        """324, 325. The Go client sends it without a body, which is an empty reply here."""
+    def send_reply(
+        self, header: SendMessageRequest, command: Command, peer: Peer
+    ) -> Command | None:
+        """Answer SEND_REPLY_MESSAGE (324, 325): store a reply and push it to the requester.
+
+        Return None if the reply was pushed: the answer is sent once the requester has answered.
+        Otherwise return a Command with the error. A request without a body, as the Go client sends
+        it, is an empty reply.
+        """
         config = self.settings.broker
         fields = {"TRACE_ON": "true" if config.trace_on else "false", "MSG_REGION": config.region}
         topic = self.topics.get(header.topic)
@@ -244,18 +306,26 @@ class Replies:
             return Command(
                 ResponseCode.TOPIC_NOT_EXIST if topic is None else ResponseCode.INVALID_PARAMETER,
                 fields,
-                remark=f"a reply cannot go to queue {header.queue_id} of topic {header.topic}: it "
-                f"belongs to {config.cluster_name}_REPLY_TOPIC",
+                remark=f"a reply cannot go to queue {header.queue_id} of topic {header.topic}: "
+                f"send it to {config.cluster_name}_REPLY_TOPIC",
             )
         properties = fields | text.as_dict(header.properties or "")
         remove_on_send(properties)
         if config.store_replies:
             host = self.settings.store_host
+            message = MessageToStore(
+                topic=header.topic,
+                queue_id=header.queue_id,
+                body=command.body,
+                properties=dict(properties),
+                born_time_ms=header.born_time_ms,
+                born_host=peer.remote_bytes,
+                store_host=host,
+                flag=header.flag,
+                sys_flag=header.sys_flag,
+            )
             try:
-                stored = self.intake.put(Draft(
-                    header.topic, header.queue_id, command.body, dict(properties),
-                    header.born_time_ms, peer.remote_bytes, host, header.flag, header.sys_flag,
-                ))  # fmt: skip
+                stored = self.intake.append_internal(message)
             except RequestError as error:
                 return Command(error.code, fields, remark=error.remark)
             except (StoreError, OSError) as error:
@@ -273,28 +343,33 @@ class Replies:
         properties: dict[str, str],
         fields: dict[str, str],
     ) -> Command | None:
-        """326."""
+        """Send PUSH_REPLY_MESSAGE_TO_CLIENT (326) to the requester of a reply.
+
+        `properties` are those of the reply, `fields` those of the answer to the replier. Return
+        None if the answer will be sent later, or a Command with the error if the requester is not
+        connected.
+        """
         client_id = properties.get(REPLY_TO_CLIENT, "")
         requester = self.producers.find_connection(client_id)
         if requester is None:
-            self.failed += 1
+            self.failed_count += 1
             return Command(
                 ResponseCode.SYSTEM_ERROR,
                 fields,
                 remark=f"push reply message fail, channel of <{client_id}> not found.",
             )
 
-        def ended(answer: Command | None) -> None:
+        def on_answer(answer: Command | None) -> None:
             if answer is not None and answer.code == ResponseCode.SUCCESS:
-                self.pushed += 1
-                made = Command(ResponseCode.SUCCESS, fields)
+                self.pushed_count += 1
+                outcome = Command(ResponseCode.SUCCESS, fields)
             else:
-                self.failed += 1
-                why = "no answer" if answer is None else f"{answer.code} {answer.remark}"
-                remark = f"push reply message to {client_id} fail: {why}"
-                made = Command(ResponseCode.SYSTEM_ERROR, fields, remark=remark)
+                self.failed_count += 1
+                reason = "no answer" if answer is None else f"{answer.code} {answer.remark}"
+                remark = f"push reply message to {client_id} fail: {reason}"
+                outcome = Command(ResponseCode.SYSTEM_ERROR, fields, remark=remark)
             if not command.is_oneway:
-                peer.write(encode_response_to(made, command))
+                peer.write(encode_response_to(outcome, command))
 
         now_ms = self.clock.now_ms()
         values: dict[str, Any] = {
@@ -313,7 +388,9 @@ class Replies:
             "store_host": str(self.settings.host),
             "store_time_ms": now_ms,
         }
-        pushed = encode_header(ReplyMessageRequest(**values))
-        request = Command(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, bytes(command.body))
-        self.questions.ask(requester, request, ended)
+        fields_of_push = encode_header(ReplyMessageRequest(**values))
+        request = Command(
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields_of_push, bytes(command.body)
+        )
+        self.client_requests.send(requester, request, on_answer)
         return None

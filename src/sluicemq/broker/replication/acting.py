@@ -15,9 +15,9 @@ as ever: they would be promises that nobody keeps.
 
 A master that comes back has the same messages falling due. Before it delivers any it asks its
 slaves what has escaped (900305) and passes over each such message once, whatever brings it up
-(`produce.intake.Elsewhere`). The slave answers when all that it has begun is there, and stands in
-no more. A slave that dies on the way takes the list with it: then those messages come twice, as
-they do with RocketMQ when its slave's marks are older.
+(`produce.intake.DeliveredElsewhere`). The slave answers when all that it has begun is there, and
+stands in no more. A slave that dies on the way takes the list with it: then those messages come
+twice, as they do with RocketMQ when its slave's marks are older.
 """
 
 import asyncio
@@ -122,7 +122,7 @@ class Escape:
                 self._routes.pop(topic, None)
                 return
             record = waiting.popleft()
-            self.done.append((topic, record.text(UNIQ_KEY)))
+            self.done.append((topic, record.get_text(UNIQ_KEY)))
         del self._waiting[topic]
 
     async def send(self, topic: str, record: Record) -> bool:
@@ -179,7 +179,7 @@ class Escape:
 
 def request(topic: str, record: Record, target: Target) -> Command:
     """310, with the message as it would lie in its topic."""
-    properties = record.all_properties()
+    properties = record.decode_properties()
     kept = {name: value for name, value in properties.items() if name not in _LEFT_OUT}
     header = SendMessageRequestV2(
         group=properties.get(PRODUCER_GROUP) or INNER_PRODUCER_GROUP,

@@ -195,7 +195,8 @@ def refusals(settings: Settings, handlers: Mapping[int, Handler]) -> dict[int, H
         remark = "service not available now. This broker is a slave: messages go to its master."
         busy = ResponseCode.SERVICE_NOT_AVAILABLE, remark
     found: dict[int, Handler] = {
-        int(code): refusing(ResponseCode.SYSTEM_ERROR, NOT_HERE) for code in readonly.REFUSED - OWN
+        int(code): refusing(ResponseCode.SYSTEM_ERROR, NOT_HERE)
+        for code in readonly.REFUSED_CODES - OWN
     }
     found |= {code: refusing(*busy) for code in SENDS}
     found[Code.END_TRANSACTION] = refusing(ResponseCode.SLAVE_NOT_AVAILABLE, None)

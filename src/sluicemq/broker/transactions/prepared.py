@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from sluicemq.broker.produce.intake import Draft, Record, entries, read_record
+from sluicemq.broker.produce.intake import MessageToStore, Record, iter_queue, read_record
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import RequestError
 from sluicemq.model import properties as reserved
@@ -91,21 +91,21 @@ class Prepared(NamedTuple):
 
 def identity(record: Record) -> tuple[str, int]:
     """The id of the transaction of a stored message, and a digest of what else makes it one."""
-    parts = (record.text(PRODUCER_GROUP), record.text(REAL_TOPIC), str(record.body_crc))
+    parts = (record.get_text(PRODUCER_GROUP), record.get_text(REAL_TOPIC), str(record.body_crc))
     digest = hashlib.blake2b("\x01".join(parts).encode(), digest_size=7).digest()
-    return record.text(UNIQ_KEY), int.from_bytes(digest, "big")
+    return record.get_text(UNIQ_KEY), int.from_bytes(digest, "big")
 
 
 def prepared_of(record: Record, offset: int) -> Prepared:
     """What a record of the half topic says."""
-    checks = record.number(CHECK_TIMES) or 0
-    first = record.number(FIRST_OFFSET)
+    checks = record.get_number(CHECK_TIMES) or 0
+    first = record.get_number(FIRST_OFFSET)
     if first is None:
-        first = record.number(PREPARED_OFFSET)
+        first = record.get_number(PREPARED_OFFSET)
     is_copy = checks > 0 or first is not None
     # The producer's clock may be wrong: it is asked only where ours is not known any more.
     stored_ms = record.store_time_ms
-    immunity_s = record.number(CHECK_IMMUNITY)
+    immunity_s = record.get_number(CHECK_IMMUNITY)
     return Prepared(
         offset,
         (first or 0) if is_copy else offset,
@@ -126,15 +126,17 @@ def read_op(body: memoryview) -> list[int]:
 def properties_of(record: Record) -> dict[str, str]:
     """Those of a prepared message as the producer and the rewrite made them, without what copies
     add of our own."""
-    properties = record.all_properties()
+    properties = record.decode_properties()
     properties.pop(CHECKSUM_NAME, None)
     properties.pop(FIRST_OFFSET, None)
     return properties
 
 
-def draft_of(record: Record, topic: str, queue_id: int, properties: dict[str, str]) -> Draft:
+def draft_of(
+    record: Record, topic: str, queue_id: int, properties: dict[str, str]
+) -> MessageToStore:
     """The message of a prepared one, for another place."""
-    draft = record.draft(topic, queue_id, properties)
+    draft = record.copy_to(topic, queue_id, properties)
     draft.sys_flag &= ~TRANSACTION_MASK
     return draft
 
@@ -290,13 +292,13 @@ class PreparedReader:
 
     def prepared(self, offset: int) -> Iterator[Prepared]:
         """The prepared messages from an offset on; units without a record are left out."""
-        for entry in entries(self._store, HALF_TOPIC, 0, offset):
+        for entry in iter_queue(self._store, HALF_TOPIC, 0, offset):
             if entry.record is not None:
                 yield prepared_of(entry.record, entry.offset)
 
     def ops(self, offset: int) -> Iterator[tuple[int, list[int]]]:
         """(offset, offsets of prepared messages) of the ops from an offset on."""
-        for entry in entries(self._store, OP_TOPIC, 0, offset):
+        for entry in iter_queue(self._store, OP_TOPIC, 0, offset):
             if entry.record is not None:
                 yield entry.offset, read_op(entry.record.body)
 
@@ -322,7 +324,7 @@ class PreparedReader:
         return self.record(position)
 
 
-def hide(draft: Draft, config: BrokerConfig, open_count: int) -> bool:
+def hide(draft: MessageToStore, config: BrokerConfig, open_count: int) -> bool:
     """Makes a send with TRAN_MSG=true one to where no consumer sees it; REAL_TOPIC and REAL_QID say
     where it goes when its transaction is committed. Says whether it is one. Raises RequestError."""
     properties = draft.properties

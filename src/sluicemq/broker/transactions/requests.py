@@ -65,7 +65,7 @@ class TransactionRequests:
             asked = transactions.table.at(header.half_queue_offset)
             about = None if asked is None else transactions.reader.record(asked.physical_offset)
             if about is not None:
-                self.access.require(about.text(REAL_TOPIC), PUB)
+                self.access.require(about.get_text(REAL_TOPIC), PUB)
             transactions.check_back.answered(asked, peer)
         if outcome == 0:
             return None
@@ -79,7 +79,7 @@ class TransactionRequests:
                 f"there is no half message at commitLogOffset {header.physical_offset}: it is "
                 "deleted, or was never there."
             )
-        self.access.require(record.text(REAL_TOPIC), PUB)
+        self.access.require(record.get_text(REAL_TOPIC), PUB)
         message = prepared_of(record, record.queue_offset)
         try:
             self._check(header, record, message)
@@ -105,7 +105,7 @@ class TransactionRequests:
 
     def _check(self, header: EndTransactionRequest, record: Record, message: Prepared) -> None:
         """Raises RequestError for an end that does not fit its prepared message."""
-        if record.text(PRODUCER_GROUP) != header.group:
+        if record.get_text(PRODUCER_GROUP) != header.group:
             raise _wrong("The producer group wrong")
         if message.offset != header.half_queue_offset:
             raise _wrong("The transaction state table offset wrong")
@@ -139,11 +139,11 @@ class TransactionRequests:
             record = self.transactions.reader.record(transaction.physical_offset)
             if record is None:
                 continue
-            group, topic = record.text(PRODUCER_GROUP), record.text(REAL_TOPIC)
+            group, topic = record.get_text(PRODUCER_GROUP), record.get_text(REAL_TOPIC)
             if header.group in (None, "", group) and header.topic in (None, "", topic):
                 found.append(bodies.OpenTransaction(
-                    transaction.key, group, topic, record.number(REAL_QUEUE) or 0,
-                    record.text(KEYS), record.text(TAGS), transaction.began_ms,
+                    transaction.key, group, topic, record.get_number(REAL_QUEUE) or 0,
+                    record.get_text(KEYS), record.get_text(TAGS), transaction.began_ms,
                     transaction.checks, transaction.due_ms,
                     "" if transaction.asked is None else str(transaction.asked.remote),
                     transaction.offset, transaction.physical_offset, len(record.body),

@@ -39,7 +39,7 @@ from sluicemq.broker.background import Progress, TimeSlice
 from sluicemq.broker.consume.clients import Member, Producers
 from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.produce.intake import Draft, Intake, Record
+from sluicemq.broker.produce.intake import MessageIntake, MessageToStore, Record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.transactions.prepared import (
@@ -140,7 +140,7 @@ class CheckBack:
 
     def ask(self, transaction: OpenTransaction, record: Record) -> None:
         """Send the question about a prepared message that can be seen."""
-        member = self.choose(record.text(PRODUCER_GROUP))
+        member = self.choose(record.get_text(PRODUCER_GROUP))
         if member is None:
             return
         transaction.asked = member.peer
@@ -154,7 +154,7 @@ class CheckBack:
             return
         self.unanswered += 1
         peer.attributes[_UNANSWERED] = _unanswered(peer) + 1
-        group = record.text(PRODUCER_GROUP)
+        group = record.get_text(PRODUCER_GROUP)
         member = self._producers.groups.get(group, {}).get(peer)
         client_id = member.client_id if member is not None else str(peer.remote)
         if (group, client_id) not in self._named and len(self._named) < _NAMES_MAX:
@@ -179,7 +179,7 @@ def _unanswered(peer: Peer) -> int:
 
 def question(transaction: OpenTransaction, record: Record, broker_name: str) -> Command:
     """39: the prepared message as it was sent, in stored form (spec/remoting.md §7.6)."""
-    unique_id = record.text(UNIQ_KEY) or None
+    unique_id = record.get_text(UNIQ_KEY) or None
     fields = encode_header(
         CheckTransactionStateRequest(
             topic=HALF_TOPIC,
@@ -192,8 +192,8 @@ def question(transaction: OpenTransaction, record: Record, broker_name: str) -> 
         )
     )
     body = encode_record(
-        topic=record.text(REAL_TOPIC),
-        queue_id=record.number(REAL_QUEUE) or 0,
+        topic=record.get_text(REAL_TOPIC),
+        queue_id=record.get_number(REAL_QUEUE) or 0,
         queue_offset=transaction.offset,
         physical_offset=transaction.physical_offset,
         body=record.body,
@@ -218,7 +218,7 @@ class Transactions:
         topics: Topics,
         offsets: Offsets,
         store: Store,
-        intake: Intake,
+        intake: MessageIntake,
         group_commit: GroupCommit,
         clock: Clock,
         steady: SteadyClock,
@@ -248,9 +248,11 @@ class Transactions:
         self.lost = 0
         """Messages that were deleted before their transactions were decided."""
 
-        def prepare(draft: Draft) -> None:
+        def prepare(draft: MessageToStore) -> None:
             if hide(draft, settings.broker, len(self.table)):
-                intake.check_properties(len(as_text(draft.properties).encode()) + COPY_BYTES_MAX)
+                intake.check_properties_size(
+                    len(as_text(draft.properties).encode()) + COPY_BYTES_MAX
+                )
 
         intake.rewrites.insert(0, prepare)  # before the delays
 
@@ -330,8 +332,8 @@ class Transactions:
             draft = draft_of(record, name, queue_id, properties)
             draft.sys_flag |= COMMITTED
             draft.prepared_offset = transaction.physical_offset
-            if not self._intake.elsewhere.took(name, record.text(UNIQ_KEY)):
-                stored = self._intake.accept(draft)
+            if not self._intake.delivered_elsewhere.take(name, record.get_text(UNIQ_KEY)):
+                stored = self._intake.rewrite_and_append(draft)
                 topic.messages_in += 1
                 topic.bytes_in += len(record.body) + stored.properties_bytes + topic.record_bytes
         self.end(transaction, outcome)
@@ -503,11 +505,14 @@ class Transactions:
             self._topics.ensure(CHECK_MAX_TOPIC, 1)
             self._intake.append(draft_of(record, CHECK_MAX_TOPIC, 0, properties_of(record)))
             self._giving_up[transaction.offset] = GivenUp(
-                record.text(UNIQ_KEY), record.text(PRODUCER_GROUP), record.text(REAL_TOPIC),
-                transaction.checks, age_ms,
-            )  # fmt: skip
+                record.get_text(UNIQ_KEY),
+                record.get_text(PRODUCER_GROUP),
+                record.get_text(REAL_TOPIC),
+                transaction.checks,
+                age_ms,
+            )
             self.end(transaction, GIVEN_UP)
-        elif self.check_back.choose(record.text(PRODUCER_GROUP)) is not None:
+        elif self.check_back.choose(record.get_text(PRODUCER_GROUP)) is not None:
             self.copy(transaction, record, transaction.checks + 1)
 
     def _given_up(self, known: GivenUp) -> None:

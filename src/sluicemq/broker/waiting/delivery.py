@@ -21,7 +21,12 @@ from typing import Any, Final, Protocol
 from sluicemq.broker.background import Progress, SliceWorker, TimeSlice
 from sluicemq.broker.documents import Document
 from sluicemq.broker.group_commit import GroupCommit
-from sluicemq.broker.produce.intake import Intake, Redelivery, entries, read_record
+from sluicemq.broker.produce.intake import (
+    DueMessageDelivery,
+    MessageIntake,
+    iter_queue,
+    read_record,
+)
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.waiting.kept_clock import KeptClock
 from sluicemq.broker.waiting.logged_deliveries import CHUNK, Due, LoggedDeliveries
@@ -86,7 +91,7 @@ class DelayLevels:
         self,
         settings: Settings,
         store: Store,
-        redelivery: Redelivery,
+        redelivery: DueMessageDelivery,
         files: Files,
         clock: SteadyClock,
         jobs: Supervisor,
@@ -365,7 +370,7 @@ class DelayLevels:
             if size != BLANK_SIZE and level.coming not in level.cancelled:
                 record = read_record(self._store.reader.view_at(position))
                 if record is not None:
-                    self._redelivery.put(record)
+                    self._redelivery.deliver(record)
                 else:
                     log.error(
                         "the delayed message %d of level %d is gone: it cannot be delivered",
@@ -397,10 +402,10 @@ class DelayLevels:
             return
         units = self._store.reader.valid_units
         offset = max(offset, level.coming)
-        for entry in entries(self._store, SCHEDULE_TOPIC, queue_id, offset, units):
+        for entry in iter_queue(self._store, SCHEDULE_TOPIC, queue_id, offset, units):
             record, due_ms = entry.record, 0
             if record is not None:
-                due_ms = self._due_ms(level, entry.position, record.size_bytes, entry.code)
+                due_ms = self._due_ms(level, entry.position, record.size_bytes, entry.tag_code)
             if entry.offset in level.cancelled:
                 record = None
             cursor = f"L:{queue_id}:{entry.offset + 1}"
@@ -526,7 +531,7 @@ class Delayed:
         self,
         settings: Settings,
         store: Store,
-        intake: Intake,
+        intake: MessageIntake,
         group_commit: GroupCommit,
         *,
         files: Files,
@@ -544,7 +549,7 @@ class Delayed:
         self._worker = SliceWorker(self.run, clock, call_soon)
         self.kept_clock = KeptClock(files, settings.store.root, clock)
         self.call_later = call_later
-        self.redelivery = Redelivery(store, group_commit, intake.elsewhere)
+        self.redelivery = DueMessageDelivery(store, group_commit, intake.delivered_elsewhere)
         self.levels = DelayLevels(settings, store, self.redelivery, files, clock, jobs)
         self.metrics = TimerMetrics(files, settings.store.root, clock)
         self.timers = Timers(
@@ -651,7 +656,7 @@ class Delayed:
             if stopped is None:
                 are_well &= self._jobs.run_unless_pausing(part.name, partial(deliver, part))
         is_idle = work.remaining == SLICE_MESSAGES and stopped is None and are_well
-        is_stored = is_idle or self.redelivery.finish()
+        is_stored = is_idle or self.redelivery.commit()
         if stopped is not None or not is_stored:
             why = stopped or "the turn failed"
             self._worker.pause_after_failure(f"delayed messages wait longer: {why}")

@@ -45,15 +45,19 @@ class Due(NamedTuple):
         """The queue to which the message is delivered."""
         if self.record is None:
             return None
-        return self.record.text(REAL_TOPIC), self.record.number(REAL_QUEUE) or 0
+        return self.record.get_text(REAL_TOPIC), self.record.get_number(REAL_QUEUE) or 0
 
 
 def _key(record: Record) -> Key:
     """Return what the records of one delayed message and of its delivery share."""
     return (
-        record.text(UNIQ_KEY), record.text(DELAY), record.reconsume_times, record.born_time_ms,
-        record.born_host, record.body_crc,
-    )  # fmt: skip
+        record.get_text(UNIQ_KEY),
+        record.get_text(DELAY),
+        record.reconsume_times,
+        record.born_time_ms,
+        record.born_host,
+        record.body_crc,
+    )
 
 
 class LoggedDeliveries:
@@ -124,7 +128,11 @@ class LoggedDeliveries:
                 if size == BLANK_SIZE or position in self._used:
                     continue
                 record = read_record(store.committed_record(position, size))
-                if record is not None and record.text(REAL_TOPIC) and (key := _key(record)) in keys:
+                if (
+                    record is not None
+                    and record.get_text(REAL_TOPIC)
+                    and (key := _key(record)) in keys
+                ):
                     stored_ms = record.store_time_ms + self._lead_ms
                     found.setdefault(key, []).append((position, stored_ms))
             offset += len(units) // UNIT.size

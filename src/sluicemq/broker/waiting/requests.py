@@ -17,7 +17,7 @@ from typing import Final
 
 from sluicemq.broker.background import TimeSlice
 from sluicemq.broker.group_commit import Announced, Durable
-from sluicemq.broker.produce.intake import Draft, Intake
+from sluicemq.broker.produce.intake import MessageIntake, MessageToStore
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.waiting.delivery import Delayed
@@ -55,7 +55,7 @@ class DelayRequests:
     settings: Settings
     topics: Topics
     delayed: Delayed
-    intake: Intake
+    intake: MessageIntake
     clock: SteadyClock
 
     # --- taking back
@@ -99,11 +99,11 @@ class DelayRequests:
             UNIQ_KEY: handle.unique_id,
             "TIMER_DELIVER_MS": str(handle.time_ms - self.clock.lead_ms),
         }
-        draft = Draft(
+        draft = MessageToStore(
             handle.topic, 0, b"0", marks, self.clock.now_ms(), peer.remote_bytes,
             self.settings.store_host,
         )  # fmt: skip
-        self.intake.accept(draft)
+        self.intake.rewrite_and_append(draft)
         region = self.settings.broker.region
         fields = encode_header(SendMessageResponse(message_id=handle.unique_id, region=region))
         return Durable(encode_response(command, ResponseCode.SUCCESS, fields))
@@ -126,7 +126,7 @@ class DelayRequests:
         waiting = self.delayed.levels.find(queue_id, offset)
         if waiting is None or waiting.due_ms <= self.clock.now_ms():
             raise _illegal("it is too late: the message is delivered, cancelled, or about to be.")
-        if waiting.record is None or waiting.record.text(UNIQ_KEY) != unique_id:
+        if waiting.record is None or waiting.record.get_text(UNIQ_KEY) != unique_id:
             raise _illegal("the handle is of another broker or store.")
         self.delayed.levels.cancel(queue_id, offset)
         fields = encode_header(SendMessageResponse(message_id=unique_id))
@@ -175,18 +175,26 @@ class DelayRequests:
         record = waiting.record
         if record is None or waiting.due_ms <= self.clock.now_ms():
             return None
-        topic, unique_id = record.text(REAL_TOPIC), record.text(UNIQ_KEY)
+        topic, unique_id = record.get_text(REAL_TOPIC), record.get_text(UNIQ_KEY)
         if waiting.level:
             place = f"{_OWN_VERSION} {waiting.level - 1} {waiting.queue_offset} {unique_id}"
             handle = base64.urlsafe_b64encode(place.encode()).decode()
         else:
-            slot_ms, broker = record.number(TIMER_OUT) or 0, self.settings.broker.broker_name
+            slot_ms, broker = record.get_number(TIMER_OUT) or 0, self.settings.broker.broker_name
             handle = RecallHandle(topic, broker, slot_ms + 1, unique_id).encode()
         wall_due_ms = waiting.due_ms - self.clock.lead_ms
         return bodies.WaitingMessage(
-            topic, record.number(REAL_QUEUE) or 0, unique_id, record.text(KEYS), record.text(TAGS),
-            waiting.level, wall_due_ms, record.store_time_ms, len(record.body), handle,
-        )  # fmt: skip
+            topic,
+            record.get_number(REAL_QUEUE) or 0,
+            unique_id,
+            record.get_text(KEYS),
+            record.get_text(TAGS),
+            waiting.level,
+            wall_due_ms,
+            record.store_time_ms,
+            len(record.body),
+            handle,
+        )
 
     # --- what slaves ask for
 

@@ -13,7 +13,7 @@ Prepared messages wait for their commit first.
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from sluicemq.broker.produce.intake import Draft
+from sluicemq.broker.produce.intake import MessageToStore
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import SteadyClock
 from sluicemq.errors import RequestError
@@ -51,7 +51,7 @@ class DelayRewrite:
         self._delays_ms = settings.store.delay_levels_ms
         self._precision_ms = settings.store.timer_precision_ms
 
-    def rewrite(self, draft: Draft) -> None:
+    def rewrite(self, draft: MessageToStore) -> None:
         """Send a draft that has to wait to where it waits. Raises RequestError."""
         properties = draft.properties
         kind = draft.sys_flag & TRANSACTION_MASK
@@ -67,7 +67,7 @@ class DelayRewrite:
                 properties.pop(name, None)
             draft.topic, draft.queue_id = SCHEDULE_TOPIC, level - 1
             draft.delay_ms = self._delays_ms[level - 1]
-            draft.waits_from_ms = self._clock.now_ms()
+            draft.delay_start_ms = self._clock.now_ms()
         elif TIMER_OUT not in properties and any(name in properties for name in TIMER_PROPERTIES):
             self._to_timer(draft)
         elif TIMER_DELETES in properties and TIMER_OUT not in properties:
@@ -75,7 +75,7 @@ class DelayRewrite:
                 "a message that takes back another (TIMER_DEL_UNIQKEY) has no TIMER_DELIVER_MS."
             )
 
-    def _to_timer(self, draft: Draft) -> None:
+    def _to_timer(self, draft: MessageToStore) -> None:
         config = self._settings.store
         if not config.timer_enable:
             raise RequestError(

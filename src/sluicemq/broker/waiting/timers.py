@@ -29,13 +29,13 @@ from typing import Final, NamedTuple
 
 from sluicemq.broker.background import TimeSlice
 from sluicemq.broker.produce.intake import (
-    Entry,
-    Intake,
+    DueMessageDelivery,
+    MessageIntake,
+    QueueEntry,
     Record,
-    Redelivery,
-    entries,
+    decode_topic_name,
+    iter_queue,
     read_record,
-    topic_name,
 )
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import SteadyClock
@@ -144,8 +144,8 @@ class Timers:
         self,
         settings: Settings,
         store: Store,
-        redelivery: Redelivery,
-        intake: Intake,
+        redelivery: DueMessageDelivery,
+        intake: MessageIntake,
         files: Files,
         clock: SteadyClock,
         count: Callable[[str, int], None],
@@ -197,7 +197,7 @@ class Timers:
         # What was delivered and is due later than the last checkpoint's `done_ms` lies behind the
         # floor; the latest of it is due by `delivered_ms`.
         self._floor = self._delivered_ms = 0
-        self._last_skipped: Entry | None = None  # the last of the queue, if it has no unit
+        self._last_skipped: QueueEntry | None = None  # the last of the queue, if it has no unit
         self._damage = ""  # why wheel and log have to be built again, at the next opportunity
         self._damage_ms = 0  # nothing that is due from then on counts as done
         self.delivered = self.recalled = 0
@@ -238,10 +238,10 @@ class Timers:
         low, high = self._store.queue_offsets(TIMER_TOPIC, 0)
         if low == high:
             return 0
-        entry = next(entries(self._store, TIMER_TOPIC, 0, high - 1), None)
+        entry = next(iter_queue(self._store, TIMER_TOPIC, 0, high - 1), None)
         if entry is None or entry.record is None:
             return 0
-        out_ms = entry.record.number("TIMER_OUT_MS")
+        out_ms = entry.record.get_number("TIMER_OUT_MS")
         if out_ms is None:
             return entry.record.store_time_ms
         return self._placing.stored_ms(entry.record, self._slot_start(out_ms))
@@ -288,7 +288,7 @@ class Timers:
         """How many messages of the queue are not taken in."""
         return max(self._store.queue_offsets(TIMER_TOPIC, 0)[1] - self.files.queue_offset, 0)
 
-    def _take_one(self, entry: Entry, write_ms: int) -> None:
+    def _take_one(self, entry: QueueEntry, write_ms: int) -> None:
         record, offset = entry.record, self.files.queue_offset
         place = self._placing.place(record, write_ms) if record is not None else None
         if record is None or place is None:
@@ -316,7 +316,7 @@ class Timers:
 
     def _list(self, record: Record, slot_ms: int, magic: int, write_ms: int) -> None:
         """Put a message into the wheel."""
-        name = topic_name(value_of(record.properties, REAL_TOPIC) or b"")
+        name = decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
         if not magic & DELETE:
             self._count(name, 1)
         self.files.add(
@@ -371,13 +371,14 @@ class Timers:
             overdue is None
             or message.due_ms > self._start_ms
             or message.position >= self._start_end
-            or topic_name(value_of(record.properties, REAL_TOPIC) or b"") in self._redelivery.gates
+            or decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
+            in self._redelivery.gates
         ):
             return False
         overdue.add(record, message, floor, is_roll=bool(message.magic & ROLL))
         return True
 
-    def _waits_unlisted(self, entry: Entry, record: Record, slot_ms: int, magic: int) -> bool:
+    def _waits_unlisted(self, entry: QueueEntry, record: Record, slot_ms: int, magic: int) -> bool:
         """As `_waits`, for a message whose second is over, and which the wheel need not hold."""
         if self._overdue is None or entry.position >= self._start_end:
             return False
@@ -385,7 +386,7 @@ class Timers:
             self._late_marks.add(value_of(record.properties, DELETES) or b"")
             return True
         gate = self._redelivery.gates.get(
-            topic_name(value_of(record.properties, REAL_TOPIC) or b"")
+            decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
         )
         if gate is not None:
             return gate(record) is None
@@ -443,7 +444,7 @@ class Timers:
         record = self._record(message.position, message.due_ms)
         if record is None:
             return
-        topic = topic_name(value_of(record.properties, REAL_TOPIC) or b"")
+        topic = decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
         is_roll = bool(message.magic & ROLL)
         if not self._store.is_record_live(topic, self._floor or message.position):
             log.info("a timed message of the topic %s, which was deleted, is passed over", topic)
@@ -562,10 +563,10 @@ class Timers:
         if deleted and (recall_key(record.properties) in deleted):
             self.recalled += 1
             name = value_of(record.properties, REAL_TOPIC) or b""
-            self._topics.append(topic_name(name))
+            self._topics.append(decode_topic_name(name))
             return
         added = b"TIMER_ENQUEUE_MS\x01%d\x02" % self._slot_start(record.store_time_ms)
-        topic = self._redelivery.put(record, added + dequeued)
+        topic = self._redelivery.deliver(record, added + dequeued)
         if topic is not None:
             self._topics.append(topic)
 
@@ -589,7 +590,7 @@ class Timers:
         record = self._record(position, due_ms)
         if record is None:
             return
-        own = record.all_properties()
+        own = record.decode_properties()
         if TIMER_DELETES not in own:
             self._topics.append(own.get("REAL_TOPIC", ""))
         times = natural(own.get("TIMER_ROLL_TIMES", "0")) or 0
@@ -597,7 +598,7 @@ class Timers:
         own["TIMER_ROLL_TIMES"] = str(times + 1)
         own["TIMER_ENQUEUE_MS"] = str(self._slot_start(record.store_time_ms))
         own |= as_dict(dequeued.decode())
-        self._intake.append(record.draft(TIMER_TOPIC, 0, own))
+        self._intake.append(record.copy_to(TIMER_TOPIC, 0, own))
 
     def settle(self, *, is_stored: bool) -> None:
         """What `deliver` put is stored, or has to be put again."""
@@ -644,7 +645,7 @@ class Timers:
             )  # fmt: skip
             self.files.queue_offset = low
         units = self._store.reader.valid_units
-        new = entries(self._store, TIMER_TOPIC, 0, self.files.queue_offset, units)
+        new = iter_queue(self._store, TIMER_TOPIC, 0, self.files.queue_offset, units)
         for entry in takewhile(lambda _: not work.is_over, new):
             self._take_one(entry, now_ms)
             self.files.queue_offset += 1
@@ -684,7 +685,7 @@ class Timers:
         messages were in the wheel at that time: a new master, for one, has to fill its wheel first.
         """
         now_ms, units = self._clock.now_ms(), self._store.reader.valid_units
-        for entry in entries(self._store, TIMER_TOPIC, 0, max(offset, taken_in), units):
+        for entry in iter_queue(self._store, TIMER_TOPIC, 0, max(offset, taken_in), units):
             record, due_ms = entry.record, 0
             place = self._placing.place(record, now_ms) if record is not None else None
             if record is None or place is None or place[1] & DELETE:

@@ -87,7 +87,7 @@ class World:
 
     def master_returns(self, escaped: list[tuple[str, str]]) -> SteppedClient:
         self.master = SteppedBroker(config=CONFIG, files=self.master.files.kill(), clock=self.clock)
-        self.master.core.intake.elsewhere.left.update(escaped)
+        self.master.core.intake.delivered_elsewhere.remaining.update(escaped)
         self.master.run(10, 0.25)
         return self.master.connect()
 
