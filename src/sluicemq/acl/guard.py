@@ -76,9 +76,9 @@ def refusal_remark(verdict: Verdict) -> str:
 class _SendVerifier(NamedTuple):
     """What `admits_send` needs to verify the signature of an account's sends to one topic."""
 
-    begin: Callable[[], Any]
+    copy_inner: Callable[[], Any]
     """Returns the inner hash of the HMAC, with the key already in it."""
-    finish: Callable[[], Any]
+    copy_outer: Callable[[], Any]
     """Returns the outer hash of the HMAC, with the key already in it."""
     signed_values: dict[int, Pick]
     """By number of header fields: a function that returns their values in the signed order."""
@@ -335,7 +335,7 @@ class Guard:
             if len(topics) >= TOPICS_MAX:
                 topics.clear()
             key = SigningKey(account.secret_key)
-            topics[topic] = _SendVerifier(key.begin, key.finish, {})
+            topics[topic] = _SendVerifier(key.copy_inner, key.copy_outer, {})
         if UNIQUE_KEY_QUERY not in fields:  # old clients do not sign it
             topics[topic].signed_values[len(fields)] = itemgetter(*signed_names(tuple(fields)))
         return False

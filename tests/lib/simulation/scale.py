@@ -163,11 +163,11 @@ class CountingNetwork(MemoryNetwork):
         serve = dispatcher.handle_data
         role = "broker" if RequestCode.PULL_MESSAGE in dispatcher.handlers else "name server"
 
-        def counted(pieces: FrameBuffer, peer: Peer, data: bytes) -> None:
+        def counted(frame_buffer: FrameBuffer, peer: Peer, data: bytes) -> None:
             for command in self._readers.setdefault(id(peer), FrameReader()).feed(data):
                 self.asked[role, command.code] += 1
                 self.bytes[role, command.code] += len(encode(command))
-            serve(pieces, peer, data)
+            serve(frame_buffer, peer, data)
 
         dispatcher.handle_data = counted  # type: ignore[method-assign]
         return super().listener(dispatcher, on_disconnect=on_disconnect, limits=limits)
