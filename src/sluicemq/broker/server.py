@@ -704,7 +704,7 @@ class Broker:
         delayed, filters = core.delayed, core.filters
 
         def save_delayed() -> Awaitable[None]:
-            delayed.clean()
+            delayed.remove_old_log_files()
             return save(*delayed.documents, core.epochs.table.document)
 
         def save_filters() -> Awaitable[None]:
@@ -755,7 +755,7 @@ class Broker:
         """Save committed offsets and what belongs to them."""
         offsets, lanes, checkpoints = self.core.offsets, self.core.lanes, self.core.checkpoints
         lanes.ground.flush()
-        if checkpoints.is_ahead:
+        if checkpoints.has_uncommitted_offsets:
             with contextlib.suppress(SluiceError, OSError):  # the store reports it
                 await self._in_executor(self.store.sync)
         await self._writer.write(

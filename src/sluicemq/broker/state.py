@@ -33,10 +33,10 @@ from sluicemq.broker.epochs.epochs import Epochs
 from sluicemq.broker.group_commit import Announced, Durable, GroupCommit, Parked, Postponed, RunSync
 from sluicemq.broker.lanes.table import Lanes
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.pop.acknowledge import InFlight
-from sluicemq.broker.pop.assignment import Assignments, LookUp
-from sluicemq.broker.pop.checkpoints import Checkpoints
-from sluicemq.broker.pop.order import ConsumerOrder
+from sluicemq.broker.pop.acknowledge import InFlightHandlers
+from sluicemq.broker.pop.assignment import Assignments, LookUpRoute
+from sluicemq.broker.pop.checkpoints import PopCheckpoints
+from sluicemq.broker.pop.order import OrderedPops
 from sluicemq.broker.produce.intake import MessageIntake
 from sluicemq.broker.produce.relays import ClientRequests, ReplyHandlers
 from sluicemq.broker.produce.send import SendBackHandlers, SendHandlers
@@ -45,7 +45,7 @@ from sluicemq.broker.replication.status import Behind, Steering
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
-from sluicemq.broker.waiting.delivery import Delayed
+from sluicemq.broker.waiting.delivery import DelayedDelivery
 from sluicemq.clock import Clock, SteadyClock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
@@ -96,7 +96,7 @@ class BrokerState:
         call_later: CallLater | None = None,
         run_sync: RunSync | None = None,
         announce: Callable[[Peer, bytes], None] = Peer.write,
-        look_up: LookUp = lambda topic, done: done(None),
+        look_up: LookUpRoute = lambda topic, done: done(None),
         offload: Offload = offload_inline,
         compute: Offload | None = None,
         in_sync: InSync | None = None,
@@ -162,7 +162,7 @@ class BrokerState:
         self,
         call_soon: Callable[[Callable[[], None]], object],
         call_later: CallLater | None,
-        look_up: LookUp,
+        look_up: LookUpRoute,
     ) -> None:
         """Create the components that answer consumers."""
         settings, store, clock, files = self.settings, self.store, self.clock, self.files
@@ -177,7 +177,7 @@ class BrokerState:
         )
         group_commit.wake = wake = self.polls.wake
         common, waking = (settings, topics, groups, offsets), (files, self.steady_clock, wake)
-        self.order = ConsumerOrder(*common, *waking, call_later)
+        self.order = OrderedPops(*common, *waking, call_later)
         self.lanes = Lanes(settings, topics, offsets, store, *waking, call_soon, self.offload)
         self.contracts = Contracts(groups, settings, clock)
         self.consumers = Consumers(
@@ -217,7 +217,7 @@ class BrokerState:
         topics, groups, offsets = self.topics, self.groups, self.offsets
         group_commit, steady_clock = self.group_commit, self.steady_clock
         self.intake = intake = MessageIntake(settings, store, group_commit)
-        self.delayed = Delayed(
+        self.delayed = DelayedDelivery(
             settings,
             store,
             intake,
@@ -228,7 +228,7 @@ class BrokerState:
             call_later=call_later,
             jobs=self.supervisor,
         )
-        self.checkpoints = Checkpoints(
+        self.checkpoints = PopCheckpoints(
             settings=settings,
             topics=topics,
             offsets=offsets,
@@ -239,8 +239,8 @@ class BrokerState:
             files=files,
             clock=steady_clock,
         )
-        offsets.on_forget += [self.checkpoints.forget, self.contracts.forget_deleted]
-        self.in_flight = InFlight(
+        offsets.on_forget += [self.checkpoints.forget_deleted, self.contracts.forget_deleted]
+        self.in_flight = InFlightHandlers(
             groups, self.checkpoints, self.order, steady_clock, self.background
         )
         self.transactions = Transactions(
@@ -308,7 +308,7 @@ class BrokerState:
             deliveries=self.delivered,
             background=self.background,
             clock=clock,
-            unfinished=self.in_flight.unfinished,
+            unfinished=self.in_flight.count_unfinished,
         )
         self.runtime = RuntimeInfo(
             topics=topics,
@@ -319,7 +319,7 @@ class BrokerState:
             store=store,
             rates=self.rates,
             midnight_counters=self.midnight_counters,
-            extra_collectors=(self.delayed.runtime, self.filter_watch.runtime_info),
+            extra_collectors=(self.delayed.get_runtime_info, self.filter_watch.runtime_info),
         )
 
     # --- deleted topics
@@ -564,8 +564,8 @@ class BrokerState:
             return
         if self.in_sync is not None:
             run("in-sync set", self.in_sync.run)
-        self.delayed.run()
-        run("ordered pops", self.order.run)
+        self.delayed.run_slice()
+        run("ordered pops", self.order.wake_free_queues)
         run("epochs", self.epochs.run)
         run("transaction checks", self.transactions.run)
         run("filter watch", self.filter_watch.survey_if_due)
@@ -585,7 +585,7 @@ class BrokerState:
     def _check_wall_clock(self) -> None:
         """Log a warning each time the wall clock was set back."""
         lead_ms = self.steady_clock.lead_ms
-        self.delayed.kept_clock.mark_if_ahead()
+        self.delayed.saved_clock.mark_changed_if_ahead()
         if lead_ms > self._clock_lead_ms:
             log.warning(
                 "The wall clock was set back by %d s. Waiting messages are still delivered on "
