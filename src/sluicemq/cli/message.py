@@ -32,16 +32,12 @@ from sluicemq.cli.output import (
 from sluicemq.cli.traffic import parse_start, until_interrupted
 from sluicemq.client.admin.messages import COUNT_MAX, Timeline
 from sluicemq.client.aio.sluice import Sluice
-from sluicemq.client.core.tracing import (
-    SendTrace,
-    TraceRecord,
-    decode_trace_records,
-)
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import RequestError, SluiceError
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.system_names import TRACE_TOPIC
+from sluicemq.model.trace_records import SendTrace, TraceRecord, decode_trace_records
 from sluicemq.wire.bodies import ConsumeResult
 
 BODY_SHOWN_BYTES = 4096

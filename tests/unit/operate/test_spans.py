@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluicemq.client.core.tracing import (
+from sluicemq.model.trace_records import (
     ConsumeOutcome,
     ConsumeTrace,
     DeliveryTrace,
