@@ -25,7 +25,6 @@ REWRITTEN: tuple[str, ...] = (
     "broker/group_commit.py",
     "broker/metrics.py",
     "broker/offsets.py",
-    "broker/otlp.py",
     "broker/produce",
     "broker/registration.py",
     "broker/server.py",
@@ -44,6 +43,7 @@ REWRITTEN: tuple[str, ...] = (
     "net",
     "operate",
     "proxy",
+    "telemetry",
     "wire",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""

@@ -27,9 +27,7 @@ from sluicemq.broker.metrics import (
     BrokerCollector,
     find_health_problems,
     find_readiness_problems,
-    serve_metrics,
 )
-from sluicemq.broker.otlp import MetricsPusher
 from sluicemq.broker.registration import (
     Announcements,
     Registration,
@@ -64,6 +62,8 @@ from sluicemq.net.tls import broker_client_tls
 from sluicemq.net.work.background import fast_thread_switching, offload_to_executor
 from sluicemq.store.store import Store
 from sluicemq.supervision import Supervisor
+from sluicemq.telemetry.metrics import serve_metrics
+from sluicemq.telemetry.otlp import MetricsPusher
 from sluicemq.wire.frames import Command
 
 log = logging.getLogger("sluicemq.broker")

@@ -254,8 +254,8 @@ def export_traces(
 
     What the endpoint has taken is committed, so each span arrives at least once, with the same id.
     """
-    from sluicemq.broker.otlp import export, open_exporter  # noqa: PLC0415 - few have the extra
-    from sluicemq.operate.spans import SpanBuilder, exportable  # noqa: PLC0415
+    from sluicemq.telemetry.otlp import export, open_exporter  # noqa: PLC0415 - few have the extra
+    from sluicemq.telemetry.spans import SpanBuilder, exportable  # noqa: PLC0415
 
     topic, group, timeout_s = options["topic"], options["group"], options["timeout_s"]
     exporter, joiner, begin = open_exporter("traces", endpoint), SpanBuilder(), parse_start(start)

@@ -29,7 +29,6 @@ from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from sluicemq.broker.otlp import NS_PER_MS, SCOPE, make_resource
 from sluicemq.model.trace_records import (
     ConsumeOutcome,
     ConsumeTrace,
@@ -40,6 +39,7 @@ from sluicemq.model.trace_records import (
     TransactionTrace,
     record_of_message,
 )
+from sluicemq.telemetry.otlp import NS_PER_MS, SCOPE, make_resource
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
