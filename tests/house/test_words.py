@@ -21,6 +21,8 @@ REWRITTEN: tuple[str, ...] = (
     "broker/acting_master.py",
     "broker/admin",
     "broker/background.py",
+    "broker/blocking_jobs.py",
+    "broker/context.py",
     "broker/documents.py",
     "broker/group_commit.py",
     "broker/metrics.py",
