@@ -24,7 +24,7 @@ whose requester is gone is only useful to a person who queries it.
 import heapq
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Final
@@ -281,10 +281,6 @@ class ReplyHandlers:
     intake: MessageIntake
     client_requests: ClientRequests
     clock: Clock
-    pushed_count: int = field(default=0, init=False)
-    """The number of replies that their requesters accepted."""
-    failed_count: int = field(default=0, init=False)
-    """The number of replies that could not be pushed to their requesters."""
 
     def send_reply(
         self, header: SendMessageRequest, command: Command, peer: Peer
@@ -351,7 +347,6 @@ class ReplyHandlers:
         client_id = properties.get(REPLY_TO_CLIENT, "")
         requester = self.producers.find_connection(client_id)
         if requester is None:
-            self.failed_count += 1
             return Command(
                 ResponseCode.SYSTEM_ERROR,
                 fields,
@@ -360,10 +355,8 @@ class ReplyHandlers:
 
         def on_answer(answer: Command | None) -> None:
             if answer is not None and answer.code == ResponseCode.SUCCESS:
-                self.pushed_count += 1
                 outcome = Command(ResponseCode.SUCCESS, fields)
             else:
-                self.failed_count += 1
                 reason = "no answer" if answer is None else f"{answer.code} {answer.remark}"
                 remark = f"push reply message to {client_id} fail: {reason}"
                 outcome = Command(ResponseCode.SYSTEM_ERROR, fields, remark=remark)
