@@ -432,7 +432,7 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
         def changed(topic: str, queues: list[Queue]) -> None:
             listener(topic, queues_of(queues))
 
-        portal.run(consumer.on_queues, topic, changed, period_s=period_s)
+        portal.run(consumer.watch_queues, topic, changed, period_s=period_s)
 
     def committed(self, queue: Place) -> int:
         """The committed offset, -1 when there is none."""

@@ -124,7 +124,7 @@ class EmbeddedSluice(Sluice):
         )
         self.servers = servers
         if isinstance(servers.clock, VirtualClock):
-            self.cluster.poll_s = POLL_LAZY_S
+            self.cluster.long_poll_s = POLL_LAZY_S
 
     @property
     def clock(self) -> VirtualClock:

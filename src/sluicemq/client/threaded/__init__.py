@@ -195,7 +195,7 @@ class BlockingMessage(ReceivedMessage):
 
     def ack(self) -> None:  # type: ignore[override]
         """Done with this message; does not wait. Commits follow every 5 s and at close."""
-        self._portal.soon(self._inner.settle)
+        self._portal.soon(self._inner.ack_nowait)
 
     def reject(  # type: ignore[override]
         self, delay_level: int | None = None, *, suspend_s: float | None = None
@@ -406,7 +406,7 @@ class LitePullConsumer(_Blocking[AsyncLitePullConsumer]):
     commit: Final = blocking(AsyncLitePullConsumer.commit)
     pause: Final = blocking(AsyncLitePullConsumer.pause)
     resume: Final = blocking(AsyncLitePullConsumer.resume)
-    on_queues: Final = blocking(AsyncLitePullConsumer.on_queues)
+    watch_queues: Final = blocking(AsyncLitePullConsumer.watch_queues)
     seek: Final = blocking(AsyncLitePullConsumer.seek)
     seek_to_begin: Final = blocking(AsyncLitePullConsumer.seek_to_begin)
     seek_to_end: Final = blocking(AsyncLitePullConsumer.seek_to_end)
