@@ -40,10 +40,13 @@ REWRITTEN: tuple[str, ...] = (
     "client/heartbeat_thread.py",
     "client/idempotence.py",
     "client/ledger.py",
+    "client/sync",
     "client/tasks.py",
+    "client/threaded",
     "net",
     "operate",
     "proxy",
+    "rocketmq",
     "wire",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""
