@@ -47,6 +47,7 @@ REWRITTEN: tuple[str, ...] = (
     "operate",
     "proxy",
     "rocketmq",
+    "testing",
     "wire",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""
