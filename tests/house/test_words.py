@@ -43,11 +43,15 @@ REWRITTEN: tuple[str, ...] = (
     "client/heartbeat_thread.py",
     "client/idempotence.py",
     "client/ledger.py",
+    "client/sync",
     "client/tasks.py",
+    "client/threaded",
     "net",
     "operate",
     "proxy",
+    "rocketmq",
     "telemetry",
+    "testing",
     "wire",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""
