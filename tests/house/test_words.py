@@ -21,11 +21,12 @@ REWRITTEN: tuple[str, ...] = (
     "broker/acting_master.py",
     "broker/admin",
     "broker/background.py",
+    "broker/blocking_jobs.py",
+    "broker/context.py",
     "broker/documents.py",
     "broker/group_commit.py",
     "broker/metrics.py",
     "broker/offsets.py",
-    "broker/otlp.py",
     "broker/pop",
     "broker/produce",
     "broker/registration.py",
@@ -46,6 +47,7 @@ REWRITTEN: tuple[str, ...] = (
     "net",
     "operate",
     "proxy",
+    "telemetry",
     "wire",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""

@@ -4,9 +4,9 @@
 CHANGE_MESSAGE_INVISIBLETIME (200053). `InFlightHandlers` answers SLUICE_IN_FLIGHT (900134),
 and counts messages in flight for the lag of groups.
 
-Acknowledging a message twice, or too late, has no effect and causes no error. Changing the invisible
-time of a message makes it invisible from now on, and returns another receipt handle. A message is
-in flight from the pop until it is acknowledged or visible again.
+Acknowledging a message twice, or too late, has no effect and causes no error. Changing the
+invisible time of a message makes it invisible from now on, and returns another receipt handle. A
+message is in flight from the pop until it is acknowledged or visible again.
 
 The receipt handle identifies the pop that took the message. Messages of unordered pops are in
 flight in `checkpoints.py`, and the response is sent when the change is stored. Messages of ordered

@@ -36,6 +36,7 @@ from typing import Final
 
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.contracts import STRICT
+from sluicemq.broker.context import LookUp
 from sluicemq.broker.documents import Document
 from sluicemq.broker.group_commit import Announced, Postponed
 from sluicemq.broker.lanes.rules import normal_atom, parse_key
@@ -71,12 +72,6 @@ STRATEGIES: Final[dict[str, Strategy]] = {
 """The function for each strategy that a client may name."""
 
 Queues = Sequence[MessageQueue]
-LookUpRoute = Callable[[str, Callable[[Command | None], None]], None]
-"""Asks a name server for the route of a topic: `look_up(topic, on_answer)`.
-
-`on_answer` is called with the response to GET_ROUTEINFO_BY_TOPIC (105), or with None if no name
-server answers.
-"""
 
 
 def allocate_queues(
@@ -122,7 +117,7 @@ class Assignments:
         consumers: Consumers,
         files: Files,
         clock: Clock,
-        look_up: LookUpRoute,
+        look_up: LookUp,
     ) -> None:
         """Ask name servers for routes with `look_up`."""
         self._settings = settings

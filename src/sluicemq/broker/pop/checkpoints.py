@@ -330,8 +330,8 @@ class PopCheckpoints:
         """
         known = self.open_checkpoints.by_key.get(checkpoint.key)
         known_offsets = known.pending_offsets if known is not None else ()
-        # A time that has come does not delay the record, which would not be stored in the timer queue, whose
-        # order is that of all checkpoints.
+        # A time that has come would not delay the record. But each record must be stored in the
+        # timer queue, whose order is that of all checkpoints.
         due_ms = max(checkpoint.deadline_ms - REVIVE_LEAD_MS, self._clock.now_ms() + 1)
         stored = self._append(
             checkpoint,
