@@ -276,8 +276,8 @@ def test_a_restart_knows_what_is_in_flight(queue: Queue) -> None:
     queue.change(1, 5000)
     queue.broker.close()
     later = Queue(queue.broker.files, queue.now_ms + 4000)
-    assert not later.may_pop()
-    assert later.may_pop("a")
+    assert not later.can_pop()
+    assert later.can_pop("a")
     later.broker.advance(1)
     assert later.woken == [(T, 0)]
     assert later.record_pop(1, 2) == RedeliveryCounts({1: 1, 2: 1}, 1)
@@ -291,7 +291,7 @@ def test_without_its_file_a_broker_begins_at_the_offsets() -> None:
     queue.broker.files.remove(PATH)
     queue.broker.files.put(f"{PATH}.bak", b'{"table":{}}')
     later = Queue(queue.broker.files, queue.now_ms + 10)
-    assert later.may_pop()
+    assert later.can_pop()
     later.ack(2, queue.now_ms)
     assert later.committed == 1
 
