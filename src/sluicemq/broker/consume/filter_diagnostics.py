@@ -297,11 +297,11 @@ class FilterHandlers(BrokerComponent):
             for lane in [
                 group_lanes.lanes[key] for keys in group_lanes.get_ordered_keys() for key in keys
             ]:
-                place = lane.queues.get((topic, queue_id))
-                if place is not None:
+                lane_queue = lane.queues.get((topic, queue_id))
+                if lane_queue is not None:
                     name = f"{group}@{lane.id}"
                     tally = yield from self.match_counter.count_lane_lag(
-                        name, topic, queue_id, place, now_s
+                        name, topic, queue_id, lane_queue, now_s
                     )
                     lanes.append((lane, tally))
             first, end = self.store.queue_offsets(topic, queue_id)

@@ -271,21 +271,21 @@ class MatchCounter:
         return tally
 
     def count_lane_lag(
-        self, name: str, topic: str, queue_id: int, place: LaneQueue, now_s: float
+        self, name: str, topic: str, queue_id: int, lane_queue: LaneQueue, now_s: float
     ) -> WorkItem[Tally]:
-        """Count the messages that a lane still has to receive, from `place` on by its rules.
+        """Count the messages that a lane still has to receive in the queue of `lane_queue`.
 
         Only the messages under the last rule are counted from a tally. Those under earlier rules
         are counted again each time: they are gone once the lane has passed them.
         """
         first, end = self._store.queue_offsets(topic, queue_id)
-        start = rule_start = min(max(place.current_offset, first), end)
+        start = rule_start = min(max(lane_queue.current_offset, first), end)
         earlier: list[tuple[int, int, Rule]] = []
-        rule, until = place.find_rule(rule_start)
+        rule, until = lane_queue.find_rule(rule_start)
         while until is not None and until < end:
             earlier.append((rule_start, until, rule))
             rule_start = until
-            rule, until = place.find_rule(rule_start)
+            rule, until = lane_queue.find_rule(rule_start)
 
         criteria = MatchCriteria.from_rule(rule)
         tally = yield from self.count_lag(name, topic, queue_id, criteria, rule_start, now_s)
