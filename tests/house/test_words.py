@@ -25,6 +25,7 @@ REWRITTEN: tuple[str, ...] = (
     "broker/context.py",
     "broker/documents.py",
     "broker/group_commit.py",
+    "broker/lanes",
     "broker/metrics.py",
     "broker/offsets.py",
     "broker/pop",

@@ -282,7 +282,9 @@ COUNTERS: Final = (
         "sluicemq_lane_messages_unmatched",
         "Messages that match the subscription of no lane.",
         _GROUP,
-        _each(lambda b: {name: made.unmatched for name, made in b.lanes.table.copy().items()}),
+        _each(
+            lambda b: {name: made.unmatched_count for name, made in b.lanes.table.copy().items()}
+        ),
     ),
     Family(
         "sluicemq_subscription_conflicts",

@@ -757,7 +757,7 @@ class Broker:
     async def _save_offsets(self) -> None:
         """Save committed offsets and what belongs to them."""
         offsets, lanes, checkpoints = self.core.offsets, self.core.lanes, self.core.checkpoints
-        lanes.ground.flush()
+        lanes.storage.schedule_write()
         if checkpoints.has_uncommitted_offsets:
             with contextlib.suppress(SluiceError, OSError):  # the store reports it
                 await self._jobs.run(self.store.sync)

@@ -324,7 +324,7 @@ class BrokerState:
         groups = self.offsets.take_groups_of_deleted(name)
         for group in groups:
             for queue_id in range(self.topics.table[name].config.read_queues):
-                if not self.lanes.reset(group, name, queue_id, 0):
+                if not self.lanes.reset_queue(group, name, queue_id, 0):
                     self.offsets.reset(group, name, queue_id, 0)
         if groups:
             log.info(
