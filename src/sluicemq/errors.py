@@ -65,7 +65,7 @@ PUBLISHED_PAGES: Final = {
 }
 """Page names of error classes that have moved, by the class's module and name today.
 
-Page names are published in logs, tracebacks and docs/errors.md, so they never change.
+Page names are published in logs, tracebacks and the documentation, so they never change.
 """
 
 

@@ -24,7 +24,7 @@ from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.prepared import OpenTransaction
 from sluicemq.broker.transactions.transactions import Transactions
-from sluicemq.broker.waiting.rewrite import DelayRewrite
+from sluicemq.broker.waiting.rewrite import DelayRewriter
 from sluicemq.client.aio import queue_reader as reader
 from sluicemq.client.aio.prefetch import OrderedPrefetchBuffer, QueueBuffer
 from sluicemq.client.aio.queue_reader import RetrySender
@@ -157,14 +157,14 @@ def a_message_that_failed_is_not_sent_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def a_delay_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = DelayRewrite.rewrite
+    original = DelayRewriter.rewrite
 
-    def rewrite(self: DelayRewrite, draft: Any) -> None:
+    def rewrite(self: DelayRewriter, draft: Any) -> None:
         original(self, draft)
         if draft.delay_ms is not None:
             draft.queue_id, draft.delay_ms = 0, 1000
 
-    monkeypatch.setattr(DelayRewrite, "rewrite", rewrite)
+    monkeypatch.setattr(DelayRewriter, "rewrite", rewrite)
 
 
 def offsets_are_one_too_high_after_a_start(monkeypatch: pytest.MonkeyPatch) -> None:

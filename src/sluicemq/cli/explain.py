@@ -127,7 +127,7 @@ def error(name: str) -> None:
 
 
 def _class_path_of(page: str) -> str:
-    """Return the module, below sluicemq, and the class that the name of an error page stands for."""
+    """Return the module below sluicemq, and the class, that an error page is about."""
     moved = {published: path for path, published in errors.PUBLISHED_PAGES.items()}
     return moved.get(page, page if "." in page else f"errors.{page}")
 

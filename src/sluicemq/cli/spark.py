@@ -187,9 +187,9 @@ def _first_line() -> Iterator[None]:
         is_sparks = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
         if isinstance(error, SluiceError) or not is_sparks:
             raise
-        from sluicemq.pipelines.plan import sentence_of  # noqa: PLC0415 - it is Spark's
+        from sluicemq.pipelines.plan import summarize_spark_error  # noqa: PLC0415 - it is Spark's
 
-        raise ConfigurationError(sentence_of(error)) from None
+        raise ConfigurationError(summarize_spark_error(error)) from None
 
 
 def signed(pair: tuple[str, str] | None) -> dict[str, str]:
@@ -390,21 +390,21 @@ def check_command(context: click.Context, file: str, as_json: bool) -> None:
 @json_option
 def list_command(as_json: bool) -> None:
     """List the ready pipelines (`use: NAME`) and their fields."""
-    from sluicemq.pipelines.ready import NAMES, REQUIRED, ready  # noqa: PLC0415 - pyspark
+    from sluicemq.pipelines.ready import NAMES, REQUIRED, find_ready_pipeline  # noqa: PLC0415 - pyspark
 
     if not as_json:
         for name in NAMES:
-            click.echo(f"{name}: {ready(name).what}")
+            click.echo(f"{name}: {find_ready_pipeline(name).description}")
         click.echo()
     records = [
         {
             "pipeline": name,
             "field": one.name,
-            "kind": " | ".join(one.words) or one.kind,
+            "kind": " | ".join(one.choices) or one.kind,
             "default": "required" if one.default is REQUIRED else one.default,
-            "what": one.what,
+            "what": one.description,
         }
         for name in NAMES
-        for one in ready(name).fields
+        for one in find_ready_pipeline(name).fields
     ]
     print_records(records, as_json=as_json)

@@ -278,7 +278,7 @@ async def test_a_listener_of_rocketmq_fails_on_it_alone(mq: EmbeddedSluice) -> N
         await until(lambda: len(seen) == 3)
         assert sorted(seen) == [b"good 0", b"good 1", b"good 2"]
         assert await dead_letters(mq, "g") == [(BAD_ID, GARBAGE.raw, GARBAGE.sys_flag)]
-        assert consumer._client.undecodable_count == 1
+        assert consumer._threaded.client.undecodable_count == 1
     finally:
         await asyncio.to_thread(consumer.shutdown)
 

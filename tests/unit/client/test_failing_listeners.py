@@ -239,8 +239,8 @@ def test_a_check_of_a_blocking_producer_that_fails_is_logged(fake_thread, caplog
     producer = BlockingProducer(fake_thread.name_server, listener=Fails(ValueError(), awaits=False))
     question = SimpleNamespace(location=SimpleNamespace(group=producer.group, transaction_id="7"))
     monkeypatch.setattr(blocking, "parse_check_request", lambda _command: question)
-    monkeypatch.setattr(producer.inbound, "answer_check", lambda *_: 1 / 0)
-    assert producer.inbound._on_ask(Command(39), "somewhere", lambda _answer: None)
+    monkeypatch.setattr(producer.callbacks, "answer_check", lambda *_: 1 / 0)
+    assert producer.callbacks._on_broker_request(Command(39), "somewhere", lambda _answer: None)
     wait_for(lambda: "transaction 7 could not be checked" in caplog.text)
     producer.close()
 
@@ -291,7 +291,7 @@ def test_a_local_transaction_of_rocketmqs_producer_that_fails_is_undecided(fake_
     producer = TransactionMQProducer("g", namesrv_addr=fake_thread.name_server)
     producer.set_transaction_listener(Listener())
     with producer:
-        running = producer._client.transactions._running
+        running = producer._threaded.client.transactions._running
         if isinstance(error, KeyboardInterrupt):
             with pytest.raises(KeyboardInterrupt):
                 producer.send_message_in_transaction(JavaMessage("t", b"x"))

@@ -51,7 +51,6 @@ from sluicemq.client.core.requests import (
     PullStatus,
 )
 from sluicemq.client.core.sending import Sender
-from sluicemq.client.core.tracing import ConsumeOutcome
 from sluicemq.client.tasks import Tasks
 from sluicemq.errors import (
     ProtocolError,
@@ -63,6 +62,7 @@ from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.system_names import INNER_PRODUCER_GROUP
 from sluicemq.model.topic import MASTER_ID, MessageQueue
+from sluicemq.model.trace_records import ConsumeOutcome
 from sluicemq.record.codec import split_records
 from sluicemq.wire.codes import ResponseCode
 
