@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Self
 
-from sluicemq.client.aio.members import Memberships
+from sluicemq.client.aio.memberships import Memberships
 from sluicemq.client.aio.prefetch import OrderedPrefetchBuffer, PrefetchBuffer
 from sluicemq.client.aio.readers import Readers
 from sluicemq.client.aio.received import ReceivedMessage

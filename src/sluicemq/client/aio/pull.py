@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from sluicemq.client.aio.cluster import Cluster
-from sluicemq.client.aio.members import Member, Memberships
+from sluicemq.client.aio.members import Member
+from sluicemq.client.aio.memberships import Memberships
 from sluicemq.client.aio.offsets import BrokerOffsets
 from sluicemq.client.aio.prefetch import PausablePrefetchBuffer
 from sluicemq.client.aio.queue_reader import QueueReader, ReaderContext, RetrySender
@@ -406,7 +407,7 @@ class LitePullConsumer:
             topic, tags=tags, where=where, version=self._cluster.clock.now_ms()
         )
         member = await self._memberships.join(
-            self.group, subscription, self._buffer, self.options, retry=False
+            self.group, subscription, self._buffer, self.options, has_retries=False
         )
         self._topics.append(topic)
         if self._member is None:

@@ -23,7 +23,8 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypedDict, TypeVar,
 from sluicemq.client.aio.broker_requests import BrokerRequests
 from sluicemq.client.aio.cluster import Admin, Cluster
 from sluicemq.client.aio.consumer import Handler, MessageStream, PushConsumer
-from sluicemq.client.aio.members import Member, Memberships
+from sluicemq.client.aio.members import Member
+from sluicemq.client.aio.memberships import Memberships
 from sluicemq.client.aio.offsets import DEFAULT_INSTANCE, OffsetFiles
 from sluicemq.client.aio.producer import (
     CloseReport,
