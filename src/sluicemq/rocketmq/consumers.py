@@ -192,8 +192,8 @@ class _Consumer(Client[C]):
     on_undecodable: OnUndecodable = "deliver"
     """What becomes of a message whose body cannot be decoded: "deliver", "raise" or "dead_letter".
 
-    See `sluicemq.client.core.consuming.OnUndecodable`. Java's client drops such a message, and the
-    later ones of the same pull.
+    See `sluicemq.client.core.consuming.OnUndecodable`. Java's client drops such a message and the
+    messages behind it.
     """
     body_bytes_max = BODY_BYTES_MAX
     """The maximum size of a compressed body after decompression; a larger one is undecodable."""
@@ -660,12 +660,12 @@ def _parse_timestamp(text: str) -> int:
     """
     try:
         moment = datetime.strptime(text, "%Y%m%d%H%M%S")  # noqa: DTZ007 - local time, as in Java
+        return int(moment.timestamp() * 1000)
     except ValueError:
         raise ConfigurationError(
             f"consume_timestamp must have the format YYYYMMDDhhmmss, got {text!r}.",
             fix='Write it as "20260131235900".',
         ) from None
-    return int(moment.timestamp() * 1000)
 
 
 def _to_selector(expression: str | MessageSelector) -> MessageSelector:
