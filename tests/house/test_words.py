@@ -34,6 +34,7 @@ REWRITTEN: tuple[str, ...] = (
     "broker/table.py",
     "broker/topics.py",
     "broker/trial.py",
+    "cli",
     "client/admin",
     "client/affinity.py",
     "client/core",
