@@ -58,6 +58,7 @@ UNSHARED_BETWEEN_NAMES: Final = {
     "sluiceConsensus": "",
 }
 """Settings that must also differ between brokers with different names."""
+# The time from the end of a process to its next start.
 BROKER_RESTART_S: Final = 1.0
 REPLICA_RESTART_S: Final = 5.0
 ETCD_RESTART_S: Final = 0.2
@@ -175,7 +176,7 @@ class SupervisedProcess:
                 {ready, ended}, timeout=READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
             )
             is_ready = ready.done() and ready.exception() is None
-        finally:
+        finally:  # also if this task is cancelled, so that neither task is left behind
             ready.cancel()
             ended.cancel()
         if not is_ready:
@@ -186,6 +187,7 @@ class SupervisedProcess:
             )
 
     async def _supervise(self) -> None:
+        """Start the process again whenever it ends. Log each end and each failed start."""
         while True:
             assert self._process is not None
             code = await self._process.wait()
@@ -204,6 +206,7 @@ class SupervisedProcess:
                 log.info("%s is ready again", self.name)
 
     async def _terminate(self) -> None:
+        """End the process if it runs: SIGTERM, then SIGKILL after `STOP_TIMEOUT_S`."""
         process = self._process
         if process is None or process.returncode is not None:
             return
