@@ -7,7 +7,6 @@ on stored messages. `doctor` diagnoses a cluster, from the name servers to the c
 
 import inspect
 import pydoc
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -144,10 +143,7 @@ def error(name: str) -> None:
     if not name:
         click.echo(inspect.getdoc(errors))
         return
-    # Published names of errors do not change when a module moves.
-    current_name = re.sub(r"^replication\.", "broker.failover.", name)
-    path = f"sluicemq.{current_name}" if "." in name else f"sluicemq.errors.{name}"
-    kind = pydoc.locate(path)
+    kind = pydoc.locate(f"sluicemq.{_class_path_of(name)}")
     if not isinstance(kind, type) or not issubclass(kind, errors.SluiceError):
         hint = did_you_mean(name, vars(errors))
         raise errors.ConfigurationError(
@@ -155,6 +151,15 @@ def error(name: str) -> None:
             fix=f"{hint} `sluice explain error` lists all errors.".lstrip(),
         )
     click.echo(f"{kind.__name__}\n\n{inspect.getdoc(kind)}")
+
+
+def _class_path_of(page: str) -> str:
+    """Return the path of an error class below `sluicemq`, such as "errors.SendError".
+
+    `page` is the published name of the error, which does not change when its module moves.
+    """
+    moved = {published: path for path, published in errors.PUBLISHED_PAGES.items()}
+    return moved.get(page, page if "." in page else f"errors.{page}")
 
 
 def _group_fate_record(item: MessageExplained) -> dict[str, Any]:

@@ -226,9 +226,9 @@ def _shorten_spark_errors() -> Iterator[None]:
         is_of_spark = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
         if isinstance(error, SluiceError) or not is_of_spark:
             raise
-        from sluicemq.pipelines.plan import sentence_of  # noqa: PLC0415 - imports pyspark
+        from sluicemq.pipelines.plan import summarize_spark_error  # noqa: PLC0415 - imports pyspark
 
-        raise ConfigurationError(sentence_of(error)) from None
+        raise ConfigurationError(summarize_spark_error(error)) from None
 
 
 def credential_options(credentials: tuple[str, str] | None) -> dict[str, str]:
@@ -472,21 +472,21 @@ def check_command(context: click.Context, file: str, as_json: bool) -> None:
 @json_option
 def list_command(as_json: bool) -> None:
     """List the predefined pipelines (`use: NAME`) and their fields."""
-    from sluicemq.pipelines.ready import NAMES, REQUIRED, ready  # noqa: PLC0415 - pyspark
+    from sluicemq.pipelines.ready import NAMES, REQUIRED, find_ready_pipeline  # noqa: PLC0415 - pyspark
 
     if not as_json:
         for name in NAMES:
-            click.echo(f"{name}: {ready(name).what}")
+            click.echo(f"{name}: {find_ready_pipeline(name).description}")
         click.echo()
     records = [
         {
             "pipeline": name,
             "field": field.name,
-            "kind": " | ".join(field.words) or field.kind,
+            "kind": " | ".join(field.choices) or field.kind,
             "default": "required" if field.default is REQUIRED else field.default,
-            "what": field.what,
+            "what": field.description,
         }
         for name in NAMES
-        for field in ready(name).fields
+        for field in find_ready_pipeline(name).fields
     ]
     print_records(records, as_json=as_json)

@@ -11,7 +11,7 @@ from sluicemq.cli.spark import credential_options, parse_moment, to_json_value, 
 from sluicemq.client.core.names import Credentials
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import Message
-from sluicemq.pipelines.tables import Tables, narrowed
+from sluicemq.pipelines.tables import Tables, narrow_columns
 from sluicemq.spark.options import parse_options
 from sluicemq.spark.references import UsedColumns
 from sluicemq.spark.report import pushdown
@@ -133,11 +133,11 @@ def test_json_and_csv_come_row_by_row(spark: Any, tmp_path: Any) -> None:
 
 
 def test_a_narrow_read_has_every_column_still() -> None:
-    columns, shown = narrowed(UsedColumns(frozenset({"tags"}), frozenset({"origin"})))
+    columns, shown = narrow_columns(UsedColumns(frozenset({"tags"}), frozenset({"origin"})))
     assert columns == "tags,prop:`origin`:string as __property_0"
     assert "map('origin', __property_0) AS properties" in shown
     assert "CAST(NULL AS binary) AS body" in shown
-    assert narrowed(UsedColumns(frozenset()))[0] == "queue_id"
+    assert narrow_columns(UsedColumns(frozenset()))[0] == "queue_id"
 
 
 def test_times_and_values_are_plain() -> None:

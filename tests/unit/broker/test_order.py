@@ -4,7 +4,7 @@ of it."""
 import pytest
 
 from simulation.stepped import START_MS, ManualClock, SteppedBroker
-from sluicemq.broker.pop.order import ConsumerOrder, Counts
+from sluicemq.broker.pop.order import OrderedPops, RedeliveryCounts
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.testing.files import CrashableFiles
@@ -20,7 +20,7 @@ class Queue:
         self.broker = SteppedBroker(files=files, clock=ManualClock(now_ms))
         self.broker.core.topics.put(TopicConfig(T, 4, 4))
         self.broker.core.groups.put(GroupConfig(G))
-        self.order: ConsumerOrder = self.broker.core.order
+        self.order: OrderedPops = self.broker.core.order
         self.woken: list[tuple[str, int]] = []
         self.order._wake = lambda topic, queue_id: self.woken.append((topic, queue_id))
 
@@ -33,10 +33,12 @@ class Queue:
         return self.broker.core.offsets.committed(G, T, 0)
 
     def may_pop(self, attempt_id: str | None = None) -> bool:
-        return self.order.may_pop(G, T, 0, attempt_id, self.now_ms)
+        return self.order.can_pop(G, T, 0, attempt_id, self.now_ms)
 
-    def took(self, *offsets: int, attempt: str | None = None, hidden_ms: int = 3000) -> Counts:
-        return self.order.took(G, T, 0, offsets, attempt, self.now_ms, hidden_ms)
+    def took(
+        self, *offsets: int, attempt: str | None = None, hidden_ms: int = 3000
+    ) -> RedeliveryCounts:
+        return self.order.record_pop(G, T, 0, offsets, attempt, self.now_ms, hidden_ms)
 
     def ack(self, offset: int, pop_ms: int | None = None) -> None:
         pop_ms = self.now_ms if pop_ms is None else pop_ms
@@ -44,7 +46,7 @@ class Queue:
 
     def change(self, offset: int, hidden_ms: int, pop_ms: int | None = None) -> None:
         pop_ms = self.now_ms if pop_ms is None else pop_ms
-        self.order.change(G, T, 0, offset, pop_ms, self.now_ms + hidden_ms)
+        self.order.set_visible_time(G, T, 0, offset, pop_ms, self.now_ms + hidden_ms)
 
 
 @pytest.fixture
@@ -71,9 +73,9 @@ def test_a_queue_is_blocked_until_the_time_of_its_messages_has_passed(queue: Que
 
 def test_other_queues_groups_and_topics_are_not_blocked(queue: Queue) -> None:
     queue.took(1)
-    assert queue.order.may_pop(G, T, 1, None, queue.now_ms)
-    assert queue.order.may_pop("other", T, 0, None, queue.now_ms)
-    assert queue.order.may_pop(G, "other", 0, None, queue.now_ms)
+    assert queue.order.can_pop(G, T, 1, None, queue.now_ms)
+    assert queue.order.can_pop("other", T, 0, None, queue.now_ms)
+    assert queue.order.can_pop(G, "other", 0, None, queue.now_ms)
 
 
 def test_an_attempt_that_is_repeated_is_not_blocked(queue: Queue) -> None:
@@ -184,18 +186,18 @@ def test_acknowledgements_do_not_undo_a_reset(queue: Queue) -> None:
 
 def test_messages_that_come_again_are_counted(queue: Queue) -> None:
     """As the real broker counts (spec/delivery.md §7)."""
-    assert queue.took(1, 2, 3) == Counts({}, 0)
-    assert queue.took(1, 2, 3) == Counts({1: 1, 2: 1, 3: 1}, 1)
-    assert queue.took(2, 3) == Counts({2: 2, 3: 2}, 2)
-    assert queue.took(3, 4) == Counts({3: 3}, 0), "a new one came for the first time"
-    assert queue.took(5, 6) == Counts({}, 0)
+    assert queue.took(1, 2, 3) == RedeliveryCounts({}, 0)
+    assert queue.took(1, 2, 3) == RedeliveryCounts({1: 1, 2: 1, 3: 1}, 1)
+    assert queue.took(2, 3) == RedeliveryCounts({2: 2, 3: 2}, 2)
+    assert queue.took(3, 4) == RedeliveryCounts({3: 3}, 0), "a new one came for the first time"
+    assert queue.took(5, 6) == RedeliveryCounts({}, 0)
 
 
 def test_an_attempt_that_is_repeated_does_not_count(queue: Queue) -> None:
     queue.took(1, 2, attempt="a")
-    assert queue.took(1, 2, attempt="a") == Counts({}, 0)
-    assert queue.took(1, 2, attempt="b") == Counts({1: 1, 2: 1}, 1)
-    assert queue.took(1, 2, attempt="b") == Counts({1: 1, 2: 1}, 1)
+    assert queue.took(1, 2, attempt="a") == RedeliveryCounts({}, 0)
+    assert queue.took(1, 2, attempt="b") == RedeliveryCounts({1: 1, 2: 1}, 1)
+    assert queue.took(1, 2, attempt="b") == RedeliveryCounts({1: 1, 2: 1}, 1)
 
 
 # --- who waits
@@ -230,8 +232,8 @@ def test_a_shorter_time_wakes_earlier(queue: Queue) -> None:
 def test_nobody_is_woken_for_what_was_acknowledged_or_forgotten(queue: Queue) -> None:
     queue.took(1)
     queue.ack(1)
-    queue.order.took(G, T, 1, [1], None, queue.now_ms, 3000)
-    queue.order.forget(topic=T)
+    queue.order.record_pop(G, T, 1, [1], None, queue.now_ms, 3000)
+    queue.order.forget_deleted(topic=T)
     queue.woken.clear()
     queue.broker.advance(10)
     assert not queue.woken
@@ -250,8 +252,8 @@ def test_the_alarm_rings_when_the_first_queue_is_free(queue: Queue) -> None:
 
     queue.order._call_later = call_later
     queue.took(1, hidden_ms=3000)
-    queue.order.took(G, T, 1, [1], None, queue.now_ms, 4000)
-    queue.order.took(G, T, 2, [1], None, queue.now_ms, 500)
+    queue.order.record_pop(G, T, 1, [1], None, queue.now_ms, 4000)
+    queue.order.record_pop(G, T, 2, [1], None, queue.now_ms, 500)
     assert [pause_s for pause_s, _ in calls] == [3, -1, 0.5]
     queue.broker.clock.advance(0.5)
     ring = calls[-1][1]
@@ -276,7 +278,7 @@ def test_a_restart_knows_what_is_in_flight(queue: Queue) -> None:
     assert later.may_pop("a")
     later.broker.advance(1)
     assert later.woken == [(T, 0)]
-    assert later.took(1, 2) == Counts({1: 1, 2: 1}, 1)
+    assert later.took(1, 2) == RedeliveryCounts({1: 1, 2: 1}, 1)
 
 
 def test_without_its_file_a_broker_begins_at_the_offsets() -> None:
@@ -299,7 +301,7 @@ def test_the_file_leaves_out_what_is_old_or_gone(queue: Queue) -> None:
     queue.took(1)
     queue.broker.advance(3600)
     for group, topic, queue_id in (("gone", T, 0), (G, "gone", 0), (G, T, 3), (G, T, 2)):
-        queue.order.took(group, topic, queue_id, [1], None, queue.now_ms, 3000)
+        queue.order.record_pop(group, topic, queue_id, [1], None, queue.now_ms, 3000)
     core.topics.remove("gone")
     core.groups.remove("gone")
     core.topics.put(TopicConfig(T, 3, 3))

@@ -67,7 +67,7 @@ class RunningServers(contextlib.AsyncExitStack):
 
         `port` is None if they are not served; then nothing is added.
         """
-        from sluicemq.net.wsgi import metrics_host  # noqa: PLC0415 - not for `--help`
+        from sluicemq.telemetry.health import metrics_host  # noqa: PLC0415 - not for `--help`
 
         if port is not None:
             host = metrics_host(config, for_local_clients=True)

@@ -450,7 +450,7 @@ async def start_name_server(
     """
     from sluicemq.files.overlay import OverlayFiles  # noqa: PLC0415 - not for `--help`
     from sluicemq.nameserver.server import NameServer  # noqa: PLC0415 - as above
-    from sluicemq.net import wsgi  # noqa: PLC0415 - as above
+    from sluicemq.telemetry.probes import serve_probes  # noqa: PLC0415 - only a server serves them
 
     warn_if_exposed(*key_files(config))
     files = OverlayFiles() if read_only else SYSTEM_FILES
@@ -458,9 +458,7 @@ async def start_name_server(
     await server.start()
     servers.push_async_callback(server.close)
     if config.metrics_enable:
-        probes = await asyncio.to_thread(
-            wsgi.serve_probes, config, server.unhealthy, server.unready
-        )
+        probes = await asyncio.to_thread(serve_probes, config, server.unhealthy, server.unready)
         if probes is not None:
             port, close_probes = probes
             servers.announce_metrics(config, port)

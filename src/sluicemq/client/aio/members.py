@@ -24,8 +24,9 @@ from typing import Any, Final
 
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.ordered import OrderedReaders
-from sluicemq.client.aio.readers import Readers, Reading, SendBack
-from sluicemq.client.aio.received import Feed, RetrySink
+from sluicemq.client.aio.prefetch import PrefetchBuffer, RetryRouter
+from sluicemq.client.aio.queue_reader import ReaderContext, RetrySender
+from sluicemq.client.aio.readers import Readers
 from sluicemq.client.core import requests
 from sluicemq.client.core.balance import allocate
 from sluicemq.client.core.consuming import (
@@ -82,7 +83,7 @@ class Member:
     def __init__(
         self,
         cluster: Cluster,
-        keeper: HeartbeatThread,
+        heartbeat_thread: HeartbeatThread,
         group: str,
         options: ConsumeOptions,
         *,
@@ -91,39 +92,41 @@ class Member:
         self.group = group
         self.options = options
         self._cluster = cluster
-        self._keeper = keeper
-        self.retry = retry
+        self._heartbeat_thread = heartbeat_thread
+        self.has_retries = retry
         self._has_retry_topic = retry and not options.broadcast
-        self.on_share: list[Callable[[str, list[MessageQueue], list[MessageQueue]], None]] = []
+        self.assignment_listeners: list[
+            Callable[[str, list[MessageQueue], list[MessageQueue]], None]
+        ] = []
         """Called with a topic, all of its queues and those of this member when these change."""
-        self._changed = asyncio.Event()
-        self._balancing = asyncio.Lock()
+        self._rebalance_due = asyncio.Event()
+        self._rebalance_lock = asyncio.Lock()
         self._tasks = Tasks()
         self.subscriptions: dict[str, Subscription] = {}
         """By topic, also that of the retry topic."""
-        self.feeds: dict[str, Feed] = {}
+        self.buffers: dict[str, PrefetchBuffer] = {}
         """Where messages of a topic go."""
-        self._seen: dict[str, set[MessageQueue]] = {}
-        self._waits: set[str] = set()
+        self._known_queues: dict[str, set[MessageQueue]] = {}
+        self._excluded_topics: set[str] = set()
         """Topics whose last balance found that this client is no member."""
-        send_back = SendBack(cluster, group, options.retry.retries_max)
-        reading = Reading(
+        send_back = RetrySender(cluster, group, options.retry.retries_max)
+        context = ReaderContext(
             cluster,
             group,
             options,
-            self._beat_soon,
-            filtered_here=not retry,
-            send_back=send_back if self._has_retry_topic else None,
-            dead_letters=send_back if options.on_undecodable == DEAD_LETTER else None,
+            self._request_heartbeats,
+            is_lite_pull=not retry,
+            retry_sender=send_back if self._has_retry_topic else None,
+            dead_letter_sender=send_back if options.on_undecodable == DEAD_LETTER else None,
         )
         self.readers: Readers = (
-            OrderedReaders(reading, keeper.client_id, self.notice)
+            OrderedReaders(context, heartbeat_thread.client_id, self.schedule_rebalance)
             if retry and options.ordered
-            else Readers(reading)
+            else Readers(context)
         )
-        self.readers.on_recreated = self._recreated
+        self.readers.on_recreated = self._on_recreated
         self._started = False
-        self._asked: Future[dict[str, SluiceError | None]] | None = None
+        self._requested_heartbeats: Future[dict[str, SluiceError | None]] | None = None
 
     @property
     def topics(self) -> list[str]:
@@ -134,17 +137,17 @@ class Member:
     def _retry_topic(self) -> str:
         return RETRY_PREFIX + self.group
 
-    def _recreated(self, topic: str) -> None:
+    def _on_recreated(self, topic: str) -> None:
         """The topic was deleted and created again, so every queue of it is new to the group: those
         that this member takes from now on are read from their first message."""
-        self._seen[topic] = set()
-        self.notice()
+        self._known_queues[topic] = set()
+        self.schedule_rebalance()
 
-    def notice(self) -> None:
+    def schedule_rebalance(self) -> None:
         """The broker says that the members changed: balance now. Loop thread only."""
-        self._changed.set()
+        self._rebalance_due.set()
 
-    async def add(self, subscription: Subscription, feed: Feed) -> None:
+    async def add_subscription(self, subscription: Subscription, buffer: PrefetchBuffer) -> None:
         """Subscribe to a topic and return when the first balance is done. If it raises, or is
         cancelled, the caller has to `remove` the topic.
 
@@ -155,15 +158,15 @@ class Member:
         StoreDamagedError for its offsets file. PermissionDeniedError if access control refuses the
         topic or the group.
         """
-        with self._explained(subscription.topic):
-            await self._add(subscription, feed)
+        with self._explain_access_errors(subscription.topic):
+            await self._add(subscription, buffer)
 
-    async def _add(self, subscription: Subscription, feed: Feed) -> None:
+    async def _add(self, subscription: Subscription, buffer: PrefetchBuffer) -> None:
         topic = subscription.topic
         route = await self._cluster.route(topic)
-        await self._check(subscription, route)
+        await self._check_subscription(subscription, route)
         self.subscriptions[topic] = subscription
-        self.feeds[topic] = feed
+        self.buffers[topic] = buffer
         if self._has_retry_topic and self._retry_topic not in self.subscriptions:
             self.subscriptions[self._retry_topic] = Subscription(
                 self._retry_topic, version=subscription.version
@@ -171,68 +174,68 @@ class Member:
         queues = read_queues(topic, route)
         if self.options.broadcast and queues:
             # An offsets file that is not ours says so.
-            await self.readers.start_offset(queues[0])
-        self._keeper.update_addresses(_addresses(route))
-        await self._beat(must_reach=_addresses(route))
-        await self._check_group(topic, route)
-        if not await self.balance():
-            self.notice()  # in a second, not in twenty
+            await self.readers.find_start_offset(queues[0])
+        self._heartbeat_thread.update_addresses(_addresses(route))
+        await self._send_heartbeats(must_reach=_addresses(route))
+        await self._check_group_exists(topic, route)
+        if not await self.rebalance():
+            self.schedule_rebalance()  # in a second, not in twenty
         if not self._started:
             self._started = True
-            self._tasks.supervise(self._balance_forever, f"sluicemq balance {self.group}")
+            self._tasks.supervise(self._rebalance_forever, f"sluicemq balance {self.group}")
             if self.options.auto_commit:
                 self._tasks.supervise(self.readers.commit_forever, f"sluicemq commit {self.group}")
 
-    async def change(self, subscription: Subscription) -> None:
+    async def change_subscription(self, subscription: Subscription) -> None:
         """A topic of this member is read with another expression from now on, in all its queues.
 
         The brokers hear of it at once: what they filtered by the old one is asked for again. Where
         members want different things it may have other queues now: it balances before it reads on.
         Raises what `add` does; then the old expression stays.
         """
-        with self._explained(subscription.topic):
+        with self._explain_access_errors(subscription.topic):
             await self._change(subscription)
 
     async def _change(self, subscription: Subscription) -> None:
         topic = subscription.topic
         route = await self._cluster.route(topic)
-        await self._check(subscription, route)
+        await self._check_subscription(subscription, route)
         old, self.subscriptions[topic] = self.subscriptions[topic], subscription
-        with self.readers.held(topic):
+        with self.readers.pulls_blocked(topic):
             try:
-                await self._beat(must_reach=_addresses(route))
+                await self._send_heartbeats(must_reach=_addresses(route))
             except BaseException:
                 self.subscriptions[topic] = old
-                self.readers.change(old)  # of a queue that was taken meanwhile
-                self._keeper.set_consumer_group(self._describe())
-                self._keeper.send_heartbeats()  # some brokers may have heard of the new one
+                self.readers.change_subscription(old)  # of a queue that was taken meanwhile
+                self._heartbeat_thread.set_consumer_group(self._describe())
+                self._heartbeat_thread.send_heartbeats()  # some may know the new one
                 raise
-            self.readers.change(subscription)
-            if not await self.balance():
-                self._changed.set()
+            self.readers.change_subscription(subscription)
+            if not await self.rebalance():
+                self._rebalance_due.set()
 
-    async def remove(self, topic: str) -> None:
+    async def remove_subscription(self, topic: str) -> None:
         """End a subscription: its queues go to other members, and the brokers hear of it. Safe to
         call for a topic that is not subscribed to."""
-        await self._forget(topic)
+        await self._drop_subscription(topic)
         if self.topics:
             with contextlib.suppress(SluiceError):
-                await self._beat()
+                await self._send_heartbeats()
 
-    async def _forget(self, topic: str) -> None:
-        async with self._balancing:  # A balance that runs still needs the tables.
-            for queue in self.readers.of_topic(topic):
-                await self.readers.drop(queue)
+    async def _drop_subscription(self, topic: str) -> None:
+        async with self._rebalance_lock:  # A balance that runs still needs the tables.
+            for queue in self.readers.queues_of_topic(topic):
+                await self.readers.remove(queue)
             self.subscriptions.pop(topic, None)
-            self.feeds.pop(topic, None)
-            self._seen.pop(topic, None)
+            self.buffers.pop(topic, None)
+            self._known_queues.pop(topic, None)
 
     async def close(self) -> None:
         """Commit, leave the group at every broker, stop. Safe to call twice; what of it fails does
         not keep the rest from being done."""
         try:
             await self._tasks.close()
-            async with self._balancing:
+            async with self._rebalance_lock:
                 await self.readers.close()
         finally:
             self.subscriptions.clear()
@@ -240,7 +243,7 @@ class Member:
 
     async def _leave_group(self) -> None:
         try:
-            await asyncio.wrap_future(self._keeper.remove_group(consumer=self.group))
+            await asyncio.wrap_future(self._heartbeat_thread.remove_group(consumer=self.group))
         except SluiceError as error:
             _log.debug("leaving %s: %s", self.group, error)
 
@@ -249,14 +252,14 @@ class Member:
     def _describe(self) -> ConsumerData:
         return ConsumerData(
             self.group,
-            CONSUME_PASSIVELY if self.retry else CONSUME_ACTIVELY,
+            CONSUME_PASSIVELY if self.has_retries else CONSUME_ACTIVELY,
             BROADCASTING if self.options.broadcast else CLUSTERING,
             self.options.consume_from,
             tuple(self.subscriptions.values()),
         )
 
     @contextlib.contextmanager
-    def _explained(self, topic: str) -> Iterator[None]:
+    def _explain_access_errors(self, topic: str) -> Iterator[None]:
         """Let an error of access control in the block say which account may not do what, and what
         the account needs."""
         try:
@@ -279,10 +282,10 @@ class Member:
                 "plain_acl.yml of the server; sluice acl check says which rule decides.",
             ) from error
 
-    async def _beat(self, must_reach: Sequence[str] = ()) -> None:
-        self._keeper.set_consumer_group(self._describe())
-        outcome = await asyncio.wrap_future(self._keeper.send_heartbeats())
-        refusal = self._keeper.find_access_error(self.group, must_reach)
+    async def _send_heartbeats(self, must_reach: Sequence[str] = ()) -> None:
+        self._heartbeat_thread.set_consumer_group(self._describe())
+        outcome = await asyncio.wrap_future(self._heartbeat_thread.send_heartbeats())
+        refusal = self._heartbeat_thread.find_access_error(self.group, must_reach)
         if refusal is not None:
             raise refusal
         errors = [outcome.get(address) for address in must_reach]
@@ -293,46 +296,48 @@ class Member:
                 fix="See sluice cluster list, and whether this machine reaches those addresses.",
             ) from first
 
-    def _beat_soon(self) -> None:
+    def _request_heartbeats(self) -> None:
         """A broker does not know our subscription yet."""
-        if self._asked is None or self._asked.done():
-            self._keeper.set_consumer_group(self._describe())
-            self._asked = self._keeper.send_heartbeats()
+        if self._requested_heartbeats is None or self._requested_heartbeats.done():
+            self._heartbeat_thread.set_consumer_group(self._describe())
+            self._requested_heartbeats = self._heartbeat_thread.send_heartbeats()
 
-    async def _check(self, subscription: Subscription, route: TopicRoute) -> None:
+    async def _check_subscription(self, subscription: Subscription, route: TopicRoute) -> None:
         """Asks the brokers openly: of a heartbeat that they refuse only the log would tell."""
-        command = requests.check_subscription(self._keeper.client_id, self.group, subscription)
+        command = requests.check_subscription(
+            self._heartbeat_thread.client_id, self.group, subscription
+        )
         for address in _addresses(route, masters_only=True):
-            answer = await self._ask(address, command)
-            if answer is None:
+            response = await self._call_if_reachable(address, command)
+            if response is None:
                 continue
-            if is_access_denied(answer):
-                raise request_error(answer, address)
+            if is_access_denied(response):
+                raise request_error(response, address)
             if subscription.kind != SQL92:
-                if answer.code == ResponseCode.NO_PERMISSION and not self.options.broadcast:
-                    raise request_error(answer, address)
+                if response.code == ResponseCode.NO_PERMISSION and not self.options.broadcast:
+                    raise request_error(response, address)
                 continue
-            if answer.code == SUBSCRIPTION_PARSE_FAILED:
+            if response.code == SUBSCRIPTION_PARSE_FAILED:
                 raise FilterSyntaxError(
-                    f"{address} refuses the filter {subscription.expression!r}: {answer.remark}",
+                    f"{address} refuses the filter {subscription.expression!r}: {response.remark}",
                     fix="Check it: sluice filter check 'EXPRESSION'.",
                 )
-            if answer.code == SYSTEM_ERROR:
+            if response.code == SYSTEM_ERROR:
                 raise ConfigurationError(
-                    f"{address} does not filter by SQL92: {answer.remark}",
+                    f"{address} does not filter by SQL92: {response.remark}",
                     fix="Set enablePropertyFilter=true in its broker.conf, or use tags.",
                 )
-            if answer.code != SUCCESS:
-                raise request_error(answer, address)
+            if response.code != SUCCESS:
+                raise request_error(response, address)
 
-    async def _check_group(self, topic: str, route: TopicRoute) -> None:
+    async def _check_group_exists(self, topic: str, route: TopicRoute) -> None:
         """A broker silently skips a group it does not know (spec/remoting.md §15): ask openly."""
         for data in route.brokers:
             address = data.addresses.get(MASTER_ID)
             if address is None:
                 continue
-            members = await self._members_at(address)
-            if members is None or self._keeper.client_id in members:
+            members = await self._fetch_members_from(address)
+            if members is None or self._heartbeat_thread.client_id in members:
                 continue
             probe = requests.pull(
                 self.group,
@@ -342,11 +347,13 @@ class Member:
                 bytes_max=1,
                 subscription=Subscription(topic),
             )
-            answer = await self._ask(address, probe)
-            if answer is not None and (answer.code == GROUP_NOT_EXIST or is_access_denied(answer)):
-                raise request_error(answer, address)
+            response = await self._call_if_reachable(address, probe)
+            if response is not None and (
+                response.code == GROUP_NOT_EXIST or is_access_denied(response)
+            ):
+                raise request_error(response, address)
 
-    async def _ask(self, address: str, command: Command) -> Command | None:
+    async def _call_if_reachable(self, address: str, command: Command) -> Command | None:
         """None when that broker is away: the others are enough to begin with."""
         try:
             return await self._cluster.call(address, command)
@@ -354,106 +361,108 @@ class Member:
             _log.debug("group %s: %s", self.group, error)
             return None
 
-    async def _members_at(self, address: str) -> tuple[str, ...] | None:
+    async def _fetch_members_from(self, address: str) -> tuple[str, ...] | None:
         """None when that broker is away."""
-        answer = await self._ask(address, requests.consumer_list(group=self.group))
-        if answer is None:
+        response = await self._call_if_reachable(address, requests.consumer_list(group=self.group))
+        if response is None:
             return None
-        return tuple(decode_consumer_list(answer.body)) if answer.code == SUCCESS else ()
+        return tuple(decode_consumer_list(response.body)) if response.code == SUCCESS else ()
 
     # ----------------------------------------------------------------------- balance
 
-    async def _balance_forever(self) -> None:
+    async def _rebalance_forever(self) -> None:
         balanced = True
         while True:
             period_s = self.options.balance_period_s if balanced else UNBALANCED_PERIOD_S
             # Not wait_for: in Python 3.11 it may swallow a cancellation that meets the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(period_s):
-                    await self._changed.wait()
-            self._changed.clear()
-            balanced = await self.balance()
+                    await self._rebalance_due.wait()
+            self._rebalance_due.clear()
+            balanced = await self.rebalance()
 
-    async def balance(self) -> bool:
+    async def rebalance(self) -> bool:
         """Takes and gives up queues; False when this client is not (yet) seen as a member."""
         complete = True
-        async with self._balancing:
+        async with self._rebalance_lock:
             for topic in list(self.subscriptions):
                 try:
-                    complete &= await self._balance_topic(topic)
+                    complete &= await self._rebalance_topic(topic)
                 except RouteNotFoundError:
                     complete &= topic == self._retry_topic
-                    if topic in self._seen:  # deleted: if it comes back, its queues are new
-                        self._seen[topic] = set()
+                    if topic in self._known_queues:  # deleted: if it comes back, its queues are new
+                        self._known_queues[topic] = set()
                 except SluiceError as error:
-                    self._note_outage(error, topic, "balance of %s in %s failed: %s")
+                    self._log_rebalance_failure(error, topic, "balance of %s in %s failed: %s")
                     complete = False
                 else:
-                    self._note_success(topic)
+                    self._log_rebalance_recovery(topic)
         return complete
 
-    def _note_outage(self, error: SluiceError, topic: str, text: str) -> None:
+    def _log_rebalance_failure(self, error: SluiceError, topic: str, text: str) -> None:
         own = f"the balance of {topic} in {self.group}"
-        queue = self._any_queue(topic)
+        queue = self._queue_of_first_broker(topic)
         self._cluster.directory.log_failure(error, queue, own, text, topic, self.group, error)
 
-    def _note_success(self, topic: str) -> None:
-        queue = self._any_queue(topic)
+    def _log_rebalance_recovery(self, topic: str) -> None:
+        queue = self._queue_of_first_broker(topic)
         if queue is not None:
             own = f"the balance of {topic} in {self.group}"
             self._cluster.directory.log_recovery(queue, own)
 
-    def _any_queue(self, topic: str) -> MessageQueue | None:
+    def _queue_of_first_broker(self, topic: str) -> MessageQueue | None:
         """A queue of the first broker of a topic: the one that is asked first."""
         route = self._cluster.routes.routes.get(topic)
         brokers = () if route is None else route.brokers
         return next((MessageQueue(topic, data.broker, 0) for data in brokers), None)
 
-    async def _balance_topic(self, topic: str) -> bool:
+    async def _rebalance_topic(self, topic: str) -> bool:
         subscription = self.subscriptions[topic]
         route = await self._cluster.route(topic)
         queues = read_queues(topic, route)
-        members = await self._members(route)
-        if self._keeper.client_id not in members:
-            await self._left_out(topic, members)
+        members = await self._fetch_members(route)
+        if self._heartbeat_thread.client_id not in members:
+            await self._handle_exclusion(topic, members)
             return False
-        self._waits.discard(topic)
+        self._excluded_topics.discard(topic)
         own = queues
         if not self.options.broadcast:
             strategy = self.options.strategy
-            own = allocate(strategy, self._keeper.client_id, queues, members, self.group)
-        before = self.readers.of_topic(topic)
+            own = allocate(strategy, self._heartbeat_thread.client_id, queues, members, self.group)
+        before = self.readers.queues_of_topic(topic)
         for queue in before - set(own):
-            await self.readers.drop(queue)
-        known = self._seen.get(topic)
-        self.readers.expected[topic] = len(own)
+            await self.readers.remove(queue)
+        known = self._known_queues.get(topic)
+        self.readers.expected_queue_counts[topic] = len(own)
         complete = True
         for queue in own:
             if queue not in self.readers.queues:
                 is_new = known is not None and queue not in known
-                complete &= await self._take(queue, subscription, is_new=is_new)
-        self._seen[topic] = set(queues) | (known or set())
-        after = self.readers.of_topic(topic)
-        for listener in self.on_share if after != before else ():
+                complete &= await self._start_reader(queue, subscription, is_new=is_new)
+        self._known_queues[topic] = set(queues) | (known or set())
+        after = self.readers.queues_of_topic(topic)
+        for listener in self.assignment_listeners if after != before else ():
             notify(listener, topic, list(queues), sorted(after))
         return complete
 
-    async def _left_out(self, topic: str, members: tuple[str, ...]) -> None:
+    async def _handle_exclusion(self, topic: str, members: tuple[str, ...]) -> None:
         """The brokers do not count this client as a member. They may not have heard of it since
         they started; when they have and others are members, it is refused, and others read its
         queues: it gives them up, or it would go on one day from where it is now."""
-        has_beaten = self._asked is not None and self._asked.done()
-        if topic in self._waits and has_beaten and members and not self.options.broadcast:
-            for queue in self.readers.of_topic(topic):
-                await self.readers.drop(queue)
-        self._waits.add(topic)
-        self._beat_soon()
+        has_beaten = self._requested_heartbeats is not None and self._requested_heartbeats.done()
+        if topic in self._excluded_topics and has_beaten and members and not self.options.broadcast:
+            for queue in self.readers.queues_of_topic(topic):
+                await self.readers.remove(queue)
+        self._excluded_topics.add(topic)
+        self._request_heartbeats()
 
-    async def _take(self, queue: MessageQueue, subscription: Subscription, *, is_new: bool) -> bool:
+    async def _start_reader(
+        self, queue: MessageQueue, subscription: Subscription, *, is_new: bool
+    ) -> bool:
         """Begins to read a queue; False when its broker is away, or another member is not done
         with it (the next balance tries again)."""
         is_retry = queue.topic == self._retry_topic
-        sink = RetrySink(self.feeds) if is_retry else self.feeds[queue.topic]
+        sink = RetryRouter(self.buffers) if is_retry else self.buffers[queue.topic]
         try:
             has_begun = await self.readers.add(queue, subscription, sink, is_new=is_new)
         except SluiceError as error:
@@ -464,13 +473,13 @@ class Member:
             return False
         wanted = self.subscriptions.get(queue.topic)
         if wanted is not None:  # it may have changed while brokers were asked
-            self.readers.change(wanted)
+            self.readers.change_subscription(wanted)
         return has_begun
 
-    async def _members(self, route: TopicRoute) -> tuple[str, ...]:
+    async def _fetch_members(self, route: TopicRoute) -> tuple[str, ...]:
         """Asked of the first broker that answers: every consumer beats at all of them."""
         for address in _addresses(route):
-            members = await self._members_at(address)
+            members = await self._fetch_members_from(address)
             if members is not None:
                 return members
         raise ConnectionLostError(f"no broker tells the members of {self.group!r}.")
@@ -488,15 +497,15 @@ def _addresses(route: TopicRoute, *, masters_only: bool = False) -> list[str]:
     )
 
 
-def check_sharing(
-    member: Member, topic: str, feed: Feed, options: ConsumeOptions, *, retry: bool
+def check_compatible(
+    member: Member, topic: str, buffer: PrefetchBuffer, options: ConsumeOptions, *, retry: bool
 ) -> None:
     """Only streams share a topic: a handler or a poll beside them would starve, or starve them.
     A group consumes in order or not, and has one rule for retries.
     Raises ConfigurationError."""
-    known = member.feeds.get(topic)
-    is_same = known is None or known is feed or (known.is_shareable and feed.is_shareable)
-    if not is_same or member.retry != retry:
+    known = member.buffers.get(topic)
+    is_same = known is None or known is buffer or (known.is_shareable and buffer.is_shareable)
+    if not is_same or member.has_retries != retry:
         raise ConfigurationError(
             f"the group {member.group!r} is already read by another kind of consumer, or by "
             "another handler, of this client.",
@@ -535,21 +544,21 @@ class Memberships:
     """The groups of one client. `on_join` is called before a consumer enters."""
 
     def __init__(
-        self, cluster: Cluster, keeper: HeartbeatThread, on_join: Callable[[], None]
+        self, cluster: Cluster, heartbeat_thread: HeartbeatThread, on_join: Callable[[], None]
     ) -> None:
         self._cluster = cluster
-        self._keeper = keeper
+        self._heartbeat_thread = heartbeat_thread
         self._on_join = on_join
         self._members: dict[str, Member] = {}
-        self._users: dict[tuple[str, str], int] = {}
-        self._joining = asyncio.Lock()
+        self._user_counts: dict[tuple[str, str], int] = {}
+        self._lock = asyncio.Lock()
 
     @property
     def directory(self) -> Directory:
         """Routes and outages of the client."""
         return self._cluster.directory
 
-    def enter(self) -> None:
+    def check_loop(self) -> None:
         """Raises ConfigurationError in another event loop or process than the client's."""
         self._cluster.affinity.check_loop()
 
@@ -567,7 +576,7 @@ class Memberships:
         self,
         group: str,
         subscription: Subscription,
-        feed: Feed,
+        buffer: PrefetchBuffer,
         options: ConsumeOptions,
         *,
         retry: bool = True,
@@ -576,63 +585,67 @@ class Memberships:
         ConfigurationError."""
         self._on_join()
         try:
-            self._register(_registry.add_user, group, subscription)
+            self._update_registry(_registry.add_user, group, subscription)
         except SubscriptionConflictError:
-            if not await self._is_shared(subscription.topic):
+            if not await self._has_lanes(subscription.topic):
                 raise
-            self._register(_registry.add_user, group, subscription, shared=True)
+            self._update_registry(_registry.add_user, group, subscription, shared=True)
         key = (group, subscription.topic)
         try:
-            async with self._joining:
+            async with self._lock:
                 member = self._members.get(group)
                 if member is None:
-                    member = Member(self._cluster, self._keeper, group, options, retry=retry)
+                    member = Member(
+                        self._cluster, self._heartbeat_thread, group, options, retry=retry
+                    )
                     self._members[group] = member
-                check_sharing(member, subscription.topic, feed, options, retry=retry)
-                if key not in self._users:
+                check_compatible(member, subscription.topic, buffer, options, retry=retry)
+                if key not in self._user_counts:
                     try:
-                        await member.add(subscription, feed)
+                        await member.add_subscription(subscription, buffer)
                     except BaseException:
-                        await run_to_end(self._take_out(member, subscription.topic))
+                        await run_to_end(self._end_subscription(member, subscription.topic))
                         raise
-                self._users[key] = self._users.get(key, 0) + 1
+                self._user_counts[key] = self._user_counts.get(key, 0) + 1
         except BaseException:
-            self._register(_registry.remove_user, group, subscription.topic)
+            self._update_registry(_registry.remove_user, group, subscription.topic)
             raise
         return member
 
-    async def _take_out(self, member: Member, topic: str) -> None:
+    async def _end_subscription(self, member: Member, topic: str) -> None:
         """End a subscription of a member, and with its last one the membership."""
         try:
-            await member.remove(topic)
+            await member.remove_subscription(topic)
         finally:
             if not member.topics:
                 del self._members[member.group]
                 await run_to_end(member.close())
 
-    def _register(
+    def _update_registry(
         self, change: Callable[..., None], *subscription: Any, shared: bool = False
     ) -> None:
         """Notes a change in the table of this process."""
-        servers, client_id = self._cluster.name_servers, self._keeper.client_id
+        servers, client_id = self._cluster.name_servers, self._heartbeat_thread.client_id
         more = {"shared": True} if shared else {}
         with _registry_lock:
             change(servers, *subscription, client_id, **more)
 
-    async def _is_shared(self, topic: str) -> bool:
+    async def _has_lanes(self, topic: str) -> bool:
         """Does every broker of a topic serve members that want different things?"""
-        command = requests.heartbeat(Heartbeat(self._keeper.client_id, (), ()), asks_lanes=True)
+        command = requests.heartbeat(
+            Heartbeat(self._heartbeat_thread.client_id, (), ()), asks_lanes=True
+        )
         for data in (await self._cluster.route(topic)).brokers:
             address = data.addresses.get(MASTER_ID)
             try:
-                answer = await self._cluster.call(address, command) if address else None
+                response = await self._cluster.call(address, command) if address else None
             except (ConnectionLostError, RequestTimeoutError):
                 return False
-            if answer is not None and not decode_header(HeartbeatResponse, answer.fields).lanes:
+            if response is not None and not decode_header(HeartbeatResponse, response.fields).lanes:
                 return False
         return True
 
-    async def change(
+    async def change_subscription(
         self, group: str, topic: str, *, tags: str | None = None, where: str | None = None
     ) -> Subscription:
         """A group reads a topic with another expression from now on; see `Member.change`.
@@ -646,7 +659,7 @@ class Memberships:
     async def _change(
         self, group: str, topic: str, *, tags: str | None, where: str | None
     ) -> Subscription:
-        async with self._joining:
+        async with self._lock:
             member = self._members.get(group)
             known = None if member is None else member.subscriptions.get(topic)
             if member is None or known is None:
@@ -658,15 +671,15 @@ class Memberships:
             if (wanted.kind, wanted.expression) == (known.kind, known.expression):
                 return known
             try:
-                self._register(_registry.change_subscription, group, wanted)
+                self._update_registry(_registry.change_subscription, group, wanted)
             except SubscriptionConflictError:
-                if not await self._is_shared(topic):
+                if not await self._has_lanes(topic):
                     raise
-                self._register(_registry.change_subscription, group, wanted, shared=True)
+                self._update_registry(_registry.change_subscription, group, wanted, shared=True)
             try:
-                await member.change(wanted)
+                await member.change_subscription(wanted)
             except BaseException:
-                self._register(_registry.change_subscription, group, known, shared=True)
+                self._update_registry(_registry.change_subscription, group, known, shared=True)
                 raise
             return wanted
 
@@ -677,20 +690,20 @@ class Memberships:
 
     async def _leave(self, group: str, topic: str) -> None:
         key = (group, topic)
-        async with self._joining:
-            users = self._users.pop(key, 0) - 1
+        async with self._lock:
+            users = self._user_counts.pop(key, 0) - 1
             if users > 0:
-                self._users[key] = users
+                self._user_counts[key] = users
             member = self._members.get(group)
             try:
                 if users == 0 and member is not None:
-                    await self._take_out(member, topic)
+                    await self._end_subscription(member, topic)
             finally:
                 if users >= 0:
-                    self._register(_registry.remove_user, group, topic)
+                    self._update_registry(_registry.remove_user, group, topic)
 
     async def close(self) -> None:
         """Leave what consumers that were dropped without a close have left."""
-        for group, topic in list(self._users):
-            self._users[group, topic] = 1
+        for group, topic in list(self._user_counts):
+            self._user_counts[group, topic] = 1
             await self.leave(group, topic)

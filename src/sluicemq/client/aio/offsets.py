@@ -39,25 +39,25 @@ from sluicemq.files import SYSTEM_FILES, Files, load_text, replace_text
 from sluicemq.model.topic import MessageQueue
 from sluicemq.wire import fastjson
 
-FILE_NAME: Final = "offsets.json"
-ANCHORS_NAME: Final = "anchors.json"
-LOCK_NAME: Final = "offsets.lock"
+OFFSETS_FILE_NAME: Final = "offsets.json"
+ANCHORS_FILE_NAME: Final = "anchors.json"
+LOCK_FILE_NAME: Final = "offsets.lock"
 DIRECTORY_NAME: Final = ".rocketmq_offsets"
-INSTANCE: Final = "DEFAULT"
+DEFAULT_INSTANCE: Final = "DEFAULT"
 
 
 def encode_local_offsets(offsets: Mapping[MessageQueue, int]) -> str:
     """The file's text, with tabs and breaks where Java's fastjson has them."""
     entries = ",".join(
-        f'{{\n\t\t\t"brokerName":{_quoted(queue.broker)},'
+        f'{{\n\t\t\t"brokerName":{_quote(queue.broker)},'
         f'\n\t\t\t"queueId":{queue.queue_id},'
-        f'\n\t\t\t"topic":{_quoted(queue.topic)}\n\t\t}}:{offset}'
+        f'\n\t\t\t"topic":{_quote(queue.topic)}\n\t\t}}:{offset}'
         for queue, offset in sorted(offsets.items())
     )
     return f'{{\n\t"offsetTable":{{{entries}\n\t}}\n}}'
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return fastjson.dumps(text).decode()
 
 
@@ -119,13 +119,13 @@ class BrokerOffsets:
         directory = self._shell.directory
         command = requests.offset_of_group(self._group, queue, zero_if_young=zero_if_young)
         address = await self._shell.run(directory.get_read_address(queue))
-        answer = await self._shell.send_request(Call(address, command))
-        if answer.code == QUERY_NOT_FOUND:
+        response = await self._shell.send_request(Call(address, command))
+        if response.code == QUERY_NOT_FOUND:
             return None
-        offset = int_field(expect_success(answer, address), "offset")
+        offset = int_field(expect_success(response, address), "offset")
         return offset if offset >= 0 else None
 
-    def anchors(self, queue: MessageQueue) -> tuple[Anchor, ...]:
+    def anchors_of(self, queue: MessageQueue) -> tuple[Anchor, ...]:
         """None: a broker keeps an offset and nothing else."""
         return ()
 
@@ -149,31 +149,33 @@ class OffsetFiles:
     client: str
     directory: str | None = None
     files: Files = SYSTEM_FILES
-    in_thread: bool = True
+    uses_thread: bool = True
 
-    def of(self, group: str) -> "LocalOffsets":
+    def for_group(self, group: str) -> "LocalOffsets":
         """The offsets of one group."""
         root = self.directory or str(Path.home() / DIRECTORY_NAME)
-        return LocalOffsets(self.files, f"{root}/{self.client}/{group}", in_thread=self.in_thread)
+        return LocalOffsets(
+            self.files, f"{root}/{self.client}/{group}", uses_thread=self.uses_thread
+        )
 
 
 class LocalOffsets:
     """In a file that only this consumer has, from the first use until `close`."""
 
-    def __init__(self, files: Files, directory: str, *, in_thread: bool = True) -> None:
+    def __init__(self, files: Files, directory: str, *, uses_thread: bool = True) -> None:
         self._files = files
         self._directory = directory
-        self._in_thread = in_thread
+        self._in_thread = uses_thread
         self._table: dict[MessageQueue, int] | None = None
         self._anchors: dict[MessageQueue, Anchor] = {}
-        self._changed = False
-        self._busy = asyncio.Lock()
-        self._unlock: Callable[[], None] = lambda: None
+        self._is_dirty = False
+        self._lock = asyncio.Lock()
+        self._release_lock: Callable[[], None] = lambda: None
 
     async def _open(self) -> dict[MessageQueue, int]:
-        async with self._busy:
+        async with self._lock:
             if self._table is None:
-                await self._run(self._load)
+                await self._run_blocking(self._load)
             assert self._table is not None
             return self._table
 
@@ -181,7 +183,7 @@ class LocalOffsets:
         """Raises ConfigurationError when another consumer has the file, StoreDamagedError."""
         self._files.make_directory(self._directory)
         try:
-            self._unlock = self._files.lock(f"{self._directory}/{LOCK_NAME}")
+            self._release_lock = self._files.lock(f"{self._directory}/{LOCK_FILE_NAME}")
         except StoreLockedError as error:
             raise ConfigurationError(
                 f"another broadcasting consumer keeps its offsets in {self._directory} "
@@ -190,26 +192,26 @@ class LocalOffsets:
             ) from error
         try:
             self._anchors = self._load_anchors()
-            path = f"{self._directory}/{FILE_NAME}"
+            path = f"{self._directory}/{OFFSETS_FILE_NAME}"
             self._table = load_text(self._files, path, decode_local_offsets) or {}
         except BaseException:
-            self._unlock()
+            self._release_lock()
             raise
 
     def _load_anchors(self) -> dict[MessageQueue, Anchor]:
         """Anchors help to notice what is rare: a damaged file of them is no reason not to read."""
         try:
-            path = f"{self._directory}/{ANCHORS_NAME}"
+            path = f"{self._directory}/{ANCHORS_FILE_NAME}"
             return load_text(self._files, path, decode_anchors) or {}
         except StoreDamagedError as error:
-            _log.warning("%s is ignored: %s", ANCHORS_NAME, error.fact)
+            _log.warning("%s is ignored: %s", ANCHORS_FILE_NAME, error.fact)
             return {}
 
     async def read(self, queue: MessageQueue, *, zero_if_young: bool = False) -> int | None:
         del zero_if_young  # a broker's rule
         return (await self._open()).get(queue)
 
-    def anchors(self, queue: MessageQueue) -> tuple[Anchor, ...]:
+    def anchors_of(self, queue: MessageQueue) -> tuple[Anchor, ...]:
         """The message of the queue that was noted with its offset, once `read` has returned."""
         anchor = self._anchors.get(queue)
         return () if anchor is None else (anchor,)
@@ -220,16 +222,16 @@ class LocalOffsets:
         self._anchors.pop(queue, None)
         if anchor is not None:
             self._anchors[queue] = anchor
-        self._changed = True
+        self._is_dirty = True
 
     async def flush(self) -> None:
-        async with self._busy:
-            if self._table is None or not self._changed:
+        async with self._lock:
+            if self._table is None or not self._is_dirty:
                 return
-            self._changed = False
+            self._is_dirty = False
             text, anchors = encode_local_offsets(self._table), encode_anchors(self._anchors)
             try:
-                await self._run(lambda: self._write(text, anchors))
+                await self._run_blocking(lambda: self._write(text, anchors))
             except OSError as error:
                 _log.warning(
                     "offsets cannot be written to %s, will try again: %s", self._directory, error
@@ -238,13 +240,13 @@ class LocalOffsets:
     def _write(self, offsets: str, anchors: str) -> None:
         """Write both files. Raises OSError, and then the next flush writes them again."""
         try:
-            replace_text(self._files, f"{self._directory}/{FILE_NAME}", offsets)
-            replace_text(self._files, f"{self._directory}/{ANCHORS_NAME}", anchors)
+            replace_text(self._files, f"{self._directory}/{OFFSETS_FILE_NAME}", offsets)
+            replace_text(self._files, f"{self._directory}/{ANCHORS_FILE_NAME}", anchors)
         except OSError:
-            self._changed = True
+            self._is_dirty = True
             raise
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _run_blocking(self, work: Callable[[], T]) -> T:
         """Run `work`, which a thread cannot be kept from ending: a caller that is cancelled waits
         for it."""
         return await run_to_end(asyncio.to_thread(work)) if self._in_thread else work()
@@ -253,7 +255,7 @@ class LocalOffsets:
         try:
             await self.flush()
         finally:
-            unlock, self._unlock = self._unlock, lambda: None
+            unlock, self._release_lock = self._release_lock, lambda: None
             self._table = None
             with contextlib.suppress(OSError):
                 unlock()

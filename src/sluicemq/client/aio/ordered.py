@@ -23,7 +23,8 @@ from functools import partial
 from typing import Any, Final
 
 from sluicemq.client.aio.cluster import Cluster
-from sluicemq.client.aio.readers import QueueReader, Readers, Reading, Sink
+from sluicemq.client.aio.queue_reader import MessageBuffer, QueueReader, ReaderContext
+from sluicemq.client.aio.readers import Readers
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import (
@@ -38,16 +39,16 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.wire.bodies import decode_locked_queues
 
 _log = logging.getLogger("sluicemq.client")
-FINISH_S: Final = 5.0
+HANDLER_WAIT_S: Final = 5.0
 """How long closing waits for a handler that still runs."""
 LEASE_S: Final = 60.0
 """How long a broker keeps a queue for its client (spec/remoting.md §15)."""
 TRUSTED_S: Final = 30.0
-RENEW_S: Final = 20.0
-RENEW_AGAIN_S: Final = 1.0
+RENEW_PERIOD_S: Final = 20.0
+RENEW_RETRY_S: Final = 1.0
 
 
-class Leases:
+class QueueLocks:
     """The leases of one group in this process.
 
     `on_lost(queue)` is called when another client has it, or may have had it; `on_held(queue)` when
@@ -61,26 +62,26 @@ class Leases:
         group: str,
         *,
         on_lost: Callable[[MessageQueue], None],
-        on_held: Callable[[MessageQueue], None],
+        on_confirmed: Callable[[MessageQueue], None],
     ) -> None:
         self._cluster = cluster
         self._client_id = client_id
         self._group = group
         self._on_lost = on_lost
-        self._on_held = on_held
-        self._asked_s: dict[MessageQueue, float] = {}
+        self._on_confirmed = on_confirmed
+        self._requested_s: dict[MessageQueue, float] = {}
 
     def is_held(self, queue: MessageQueue) -> bool:
         """May messages of the queue be handed out now?"""
-        asked_s = self._asked_s.get(queue)
-        return asked_s is not None and self._now_s() - asked_s < TRUSTED_S
+        requested_s = self._requested_s.get(queue)
+        return requested_s is not None and self._now_s() - requested_s < TRUSTED_S
 
     def _now_s(self) -> float:
         return self._cluster.clock.monotonic_s()
 
     async def acquire(self, queue: MessageQueue) -> bool:
         """Takes a queue; False when another client has it. Raises SluiceError."""
-        asked_s = self._now_s()
+        requested_s = self._now_s()
         try:
             held = await self._lock([queue])
         except asyncio.CancelledError:
@@ -88,7 +89,7 @@ class Leases:
             raise
         if queue not in held:
             return False
-        self._asked_s[queue] = asked_s
+        self._requested_s[queue] = requested_s
         return True
 
     async def _lock(self, queues: list[MessageQueue]) -> tuple[MessageQueue, ...]:
@@ -99,7 +100,7 @@ class Leases:
     async def release(self, queue: MessageQueue) -> None:
         """Give a queue back, so that another member can have it. A broker that is away forgets the
         lease by itself."""
-        if self._asked_s.pop(queue, None) is not None:
+        if self._requested_s.pop(queue, None) is not None:
             await self._unlock(queue)
 
     async def _unlock(self, queue: MessageQueue) -> None:
@@ -110,31 +111,31 @@ class Leases:
     async def renew(self) -> bool:
         """Asks for all of them again; False when a broker did not answer."""
         by_broker: dict[str, list[MessageQueue]] = {}
-        for queue in self._asked_s:
+        for queue in self._requested_s:
             by_broker.setdefault(queue.broker, []).append(queue)
         outcomes = await asyncio.gather(*map(self._renew, by_broker.items()))
         return all(outcomes)
 
     async def _renew(self, item: tuple[str, Iterable[MessageQueue]]) -> bool:
         broker, queues = item[0], sorted(item[1])
-        asked_s = self._now_s()
+        requested_s = self._now_s()
         try:
             held = set(await self._lock(queues))
         except SluiceError as error:
             _log.debug("leases of %s at %s are not renewed: %s", self._group, broker, error)
             return False
-        for queue in held - self._asked_s.keys():
+        for queue in held - self._requested_s.keys():
             await self._unlock(queue)  # it was given back meanwhile, and locked again by us
         lost = []
-        for queue in [queue for queue in queues if queue in self._asked_s]:
-            age_s = asked_s - self._asked_s[queue]
+        for queue in [queue for queue in queues if queue in self._requested_s]:
+            age_s = requested_s - self._requested_s[queue]
             if queue in held and age_s < LEASE_S:
                 was_held = self.is_held(queue)  # just before the answer, not when it was asked for
-                self._asked_s[queue] = asked_s
+                self._requested_s[queue] = requested_s
                 if not was_held:
-                    self._on_held(queue)
+                    self._on_confirmed(queue)
             else:  # not ours, or ours again after a time in which another one may have had it
-                del self._asked_s[queue]
+                del self._requested_s[queue]
                 lost.append(queue)
         if lost:
             _log.warning(
@@ -149,41 +150,41 @@ class Leases:
         """Every 20 s; every second while a broker does not answer."""
         is_done = True
         while True:
-            await asyncio.sleep(RENEW_S if is_done else RENEW_AGAIN_S)
+            await asyncio.sleep(RENEW_PERIOD_S if is_done else RENEW_RETRY_S)
             is_done = await self.renew()
 
 
 class OrderedReader(QueueReader):
     """Reads one queue under its lease; `leases` None: nobody is kept out (broadcasting)."""
 
-    def __init__(self, *reader: Any, leases: Leases | None) -> None:
+    def __init__(self, *reader: Any, locks: QueueLocks | None) -> None:
         super().__init__(*reader)
         self.is_retiring: bool = False
-        self._leases = leases
-        self._quiet = asyncio.Event()
+        self._locks = locks
+        self._all_returned = asyncio.Event()
 
     @property
     def may_commit(self) -> bool:
-        return self._leases is None or self._leases.is_held(self.queue)
+        return self._locks is None or self._locks.is_held(self.queue)
 
     @property
     def may_hand_out(self) -> bool:
         return not self.is_retiring and self.may_commit
 
-    def done(self, messages: list[ReceivedMessage]) -> int:
-        counted = super().done(messages)
-        self._released()
+    def ack_many(self, messages: list[ReceivedMessage]) -> int:
+        counted = super().ack_many(messages)
+        self._offer_next()
         return counted
 
-    def returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
-        super().returned(message, failed=failed)
-        self._released()
+    def mark_returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
+        super().mark_returned(message, failed=failed)
+        self._offer_next()
 
-    def _released(self) -> None:
+    def _offer_next(self) -> None:
         """The next message may leave when nothing is out."""
-        if not self.out:
-            self._quiet.set()
-        self.feed.resume(self)
+        if not self.handed_out:
+            self._all_returned.set()
+        self.buffer.offer_next(self)
 
     async def reject(
         self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
@@ -192,18 +193,18 @@ class OrderedReader(QueueReader):
         `delay_level` is -1) it becomes a dead letter. Never raises: what cannot be stored as a dead
         letter comes again here."""
         if not message.is_current:
-            self.returned(message)
+            self.mark_returned(message)
             return False
         rules = self._options.retry
         level = rules.delay_level if delay_level is None else delay_level
         times = retry_count(message.record) + message.attempt - 1
         times_max = ORDERED_RETRIES_MAX if rules.retries_max is None else rules.retries_max
         if level <= DEAD_LETTER_LEVEL or times >= times_max:
-            if self._reading.send_back is None:
+            if self._context.retry_sender is None:
                 _log.warning("%s is dropped: this consumer has no dead letters", message)
                 return self.ack(message)
             try:
-                await self._reading.send_back.send_copy(message.record, times, level)
+                await self._context.retry_sender.send_retry_message(message.record, times, level)
             except SluiceError as error:
                 self._cluster.directory.log_failure(
                     error, self.queue, f"dead letters of {self.group}",
@@ -213,101 +214,108 @@ class OrderedReader(QueueReader):
             else:
                 return self.ack(message)
         message.attempt += 1
-        self.feed.suspend(message, rules.suspend_s if suspend_s is None else suspend_s)
-        self.returned(message, failed=True)
+        self.buffer.put_back_later(message, rules.suspend_s if suspend_s is None else suspend_s)
+        self.mark_returned(message, failed=True)
         return True
 
-    async def finish(self) -> None:
+    async def wait_until_returned(self) -> None:
         """Hands nothing out any more; returns when nothing is out."""
         self.is_retiring = True
-        while self.out:
-            self._quiet.clear()
-            await self._quiet.wait()
+        while self.handed_out:
+            self._all_returned.clear()
+            await self._all_returned.wait()
 
 
 class OrderedReaders(Readers):
     """The readers of a group that consumes in order."""
 
-    def __init__(self, reading: Reading, client_id: str, on_change: Callable[[], None]) -> None:
-        super().__init__(reading)
+    def __init__(
+        self, context: ReaderContext, client_id: str, on_change: Callable[[], None]
+    ) -> None:
+        super().__init__(context)
         self._on_change = on_change
         self._retiring: dict[MessageQueue, tuple[OrderedReader, asyncio.Task[None]]] = {}
-        self._renewing: SupervisedTask | None = None
-        self.leases: Leases | None = None
+        self._renewal: SupervisedTask | None = None
+        self.locks: QueueLocks | None = None
 
         def resume(queue: MessageQueue) -> None:
             if queue in self._readers:
-                self._readers[queue].feed.resume(self._readers[queue])
+                self._readers[queue].buffer.offer_next(self._readers[queue])
 
         def lose(queue: MessageQueue) -> None:
             """Another client has the queue: neither hand out nor commit."""
             if queue in self._readers:
-                reader = self._stop(queue)
-                reader.drop(reader.in_flight.committable)
-                self._retire(queue, reader, is_ours=False)
+                reader = self._stop_reader(queue)
+                reader.discard_pulled(reader.in_flight.committable)
+                self._retire(queue, reader, owns_lock=False)
                 self._on_change()
 
-        if not reading.options.broadcast:
-            self.leases = Leases(
-                reading.cluster,
+        if not context.options.broadcast:
+            self.locks = QueueLocks(
+                context.cluster,
                 client_id,
-                reading.group,
+                context.group,
                 on_lost=lose,
-                on_held=resume,
+                on_confirmed=resume,
             )
-        self._kind = partial(OrderedReader, leases=self.leases)
+        self._make_reader = partial(OrderedReader, locks=self.locks)
 
     async def add(
-        self, queue: MessageQueue, subscription: Subscription, feed: Sink, *, is_new: bool = False
+        self,
+        queue: MessageQueue,
+        subscription: Subscription,
+        buffer: MessageBuffer,
+        *,
+        is_new: bool = False,
     ) -> bool:
         """Locks the queue, then starts where the group stands: whoever had it has committed."""
-        leases = self.leases
+        locks = self.locks
         if queue in self._retiring:
             return False
-        if leases is None:
-            return await super().add(queue, subscription, feed, is_new=is_new)
-        if not await leases.acquire(queue):
+        if locks is None:
+            return await super().add(queue, subscription, buffer, is_new=is_new)
+        if not await locks.acquire(queue):
             return False
-        if self._renewing is None:
-            self._renewing = self._tasks.supervise(
-                leases.renew_forever, f"sluicemq leases {self._group}"
+        if self._renewal is None:
+            self._renewal = self._tasks.supervise(
+                locks.renew_forever, f"sluicemq leases {self._group}"
             )
         try:
-            return await super().add(queue, subscription, feed, is_new=is_new)
+            return await super().add(queue, subscription, buffer, is_new=is_new)
         except BaseException:
-            await run_to_end(leases.release(queue))
+            await run_to_end(locks.release(queue))
             raise
 
-    def _stop(self, queue: MessageQueue) -> OrderedReader:
-        reader, task = self._readers.pop(queue), self._running.pop(queue)
+    def _stop_reader(self, queue: MessageQueue) -> OrderedReader:
+        reader, task = self._readers.pop(queue), self._reader_tasks.pop(queue)
         task.cancel()
-        self._known[queue] = reader.identity, self._recreations[queue.topic]
+        self._past_identities[queue] = reader.identity, self._recreation_counts[queue.topic]
         assert isinstance(reader, OrderedReader)
         return reader
 
-    async def drop(self, queue: MessageQueue) -> None:
+    async def remove(self, queue: MessageQueue) -> None:
         """Stops reading; the lock goes when the message that is out is done and committed."""
-        self._retire(queue, self._stop(queue), is_ours=True)
+        self._retire(queue, self._stop_reader(queue), owns_lock=True)
         await asyncio.sleep(0)
 
-    def all(self) -> list[QueueReader]:
+    def all_readers(self) -> list[QueueReader]:
         """Also those that finish their last message: they commit afterwards."""
-        return [*super().all(), *(reader for reader, _ in self._retiring.values())]
+        return [*super().all_readers(), *(reader for reader, _ in self._retiring.values())]
 
-    def _retire(self, queue: MessageQueue, reader: OrderedReader, *, is_ours: bool) -> None:
+    def _retire(self, queue: MessageQueue, reader: OrderedReader, *, owns_lock: bool) -> None:
         reader.is_retiring = True
 
         async def finish() -> None:
-            await reader.finish()
+            await reader.wait_until_returned()
             offset = reader.in_flight.committable
-            reader.drop(offset)
-            reader.feed.forget(reader)
-            if is_ours:
+            reader.discard_pulled(offset)
+            reader.buffer.remove_origin(reader)
+            if owns_lock:
                 if self.options.auto_commit:
                     await self._commit(reader, offset)
                     await self._offsets.flush()
-                if self.leases is not None:
-                    await self.leases.release(queue)
+                if self.locks is not None:
+                    await self.locks.release(queue)
                 self._on_change()
 
         task = self._tasks.spawn(finish(), f"sluicemq finish {queue}")
@@ -318,10 +326,12 @@ class OrderedReaders(Readers):
         """Finishes every queue. One whose handler does not end in time is committed as it is and
         keeps its lock until that expires, so that nobody reads beside the handler."""
         for queue in list(self._readers):
-            self._retire(queue, self._stop(queue), is_ours=True)
+            self._retire(queue, self._stop_reader(queue), owns_lock=True)
         try:
             if self._retiring:
-                await asyncio.wait([task for _, task in self._retiring.values()], timeout=FINISH_S)
+                await asyncio.wait(
+                    [task for _, task in self._retiring.values()], timeout=HANDLER_WAIT_S
+                )
             for reader, _ in tuple(self._retiring.values()):
                 if self.options.auto_commit:
                     await self._commit(reader, reader.in_flight.committable)

@@ -16,7 +16,7 @@ from sluicemq.broker.replication.follower import Follower
 from sluicemq.broker.replication.insync import InSync
 from sluicemq.broker.replication.mirror import Applier
 from sluicemq.broker.table import TABLE
-from sluicemq.broker.waiting.requests import DelayRequests
+from sluicemq.broker.waiting.requests import DelayHandlers
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.store.store import Store
@@ -128,9 +128,9 @@ def takes_in_new_ones_alone() -> Any:
 
 def cancels_here_alone() -> Any:
     """A cancelled delay is answered before the slaves know of it."""
-    real = DelayRequests.cancel
+    real = DelayHandlers.cancel
 
-    def cancel(self: DelayRequests, header: Any, command: Any, peer: Any) -> Any:
+    def cancel(self: DelayHandlers, header: Any, command: Any, peer: Any) -> Any:
         outcome = real(self, header, command, peer)
         return outcome.answer if isinstance(outcome, Announced) else outcome
 
