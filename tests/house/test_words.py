@@ -38,6 +38,7 @@ REWRITTEN: tuple[str, ...] = (
     "broker/topics.py",
     "broker/trial.py",
     "broker/waiting",
+    "cli",
     "client/admin",
     "client/affinity.py",
     "client/core",
