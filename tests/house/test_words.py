@@ -41,9 +41,12 @@ REWRITTEN: tuple[str, ...] = (
     "client/idempotence.py",
     "client/ledger.py",
     "client/tasks.py",
+    "filter",
     "net",
     "operate",
     "proxy",
+    "store/columns",
+    "store/timers",
     "wire",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""

@@ -62,9 +62,9 @@ def check_command(expression: str, as_json: bool) -> None:
     as what its text is read, which values are errors and what to write for those. Exit code 0
     when there is nothing to warn of, 1 when there are findings.
     """
-    from sluicemq.filter.check import check, check_types  # noqa: PLC0415 - only this command
+    from sluicemq.filter.check import check_sql92, describe_types  # noqa: PLC0415 - only this command
 
-    findings, types = check(expression), check_types(expression)
+    findings, types = check_sql92(expression), describe_types(expression)
     if as_json:
         report = {
             "expression": expression,
@@ -160,7 +160,7 @@ def _print_findings(expression: str, findings: "list[Finding]") -> None:
         line, carets = caret_lines(expression, finding.position, finding.length)
         click.secho(f"{name} at character {finding.position + 1}: {finding.what}", fg=colors[name])
         click.echo(f"    {line}\n    {carets}")
-        click.echo(f"    {finding.instead}\n" if finding.instead else "")
+        click.echo(f"    {finding.fix}\n" if finding.fix else "")
     if not findings:
         click.echo("The expression compiles and means what it says.")
     elif any(finding.is_error for finding in findings):

@@ -243,9 +243,9 @@ def select(
             "--tags and --where are given.", fix="Write the tags into --where: TAGS IN ('A', 'B')."
         )
     if where is not None:
-        from sluicemq.filter.subscriptions import compile_whole  # noqa: PLC0415
+        from sluicemq.filter.subscriptions import compile_complete  # noqa: PLC0415
 
-        given["matches"] = compile_whole(where).matches
+        given["matches"] = compile_complete(where).matches
     elif tags is not None:
         from sluicemq.filter.subscriptions import parse_tags  # noqa: PLC0415
 

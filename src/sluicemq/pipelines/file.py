@@ -32,7 +32,7 @@ import yaml  # type: ignore[import-untyped]
 
 from sluicemq.errors import ConfigurationError, FilterSyntaxError
 from sluicemq.files import SYSTEM_FILES, read_text
-from sluicemq.filter.check import check
+from sluicemq.filter.check import check_sql92
 from sluicemq.filter.findings import IGNORED_TEXT
 from sluicemq.filter.subscriptions import parse_tags
 from sluicemq.hints import suggest
@@ -609,10 +609,10 @@ def _check_filters(entries: Entries, texts: Texts) -> None:
         except FilterSyntaxError as error:
             entries["filter.tags"].problem(" ".join(str(error).split()))
     if "filter.sql" in texts and "filter.sql" in entries:
-        for finding in check(texts["filter.sql"]):
+        for finding in check_sql92(texts["filter.sql"]):
             entries["filter.sql"].problem(
                 f"at character {finding.position + 1}: {' '.join(finding.what.split())}",
-                " ".join(finding.instead.split()),
+                " ".join(finding.fix.split()),
                 is_error=finding.is_error or finding.code == IGNORED_TEXT,
             )
 

@@ -89,7 +89,7 @@ class Calm:
         if period_s == SWEEP_S:
             core, now_ms = self._broker.core, self._clock.now_ms()
             wheel = core.delayed.timers.files.wheel
-            soon = wheel.occupied(now_ms, now_ms + int(2000 * SWEEP_LAZY_S))
+            soon = wheel.iter_occupied_ms(now_ms, now_ms + int(2000 * SWEEP_LAZY_S))
             is_due = core.transactions.table or any(True for _ in soon)
             longest_s = SWEEP_DUE_S if is_due else SWEEP_LAZY_S
         return max(period_s, min((now_s - self._since_s) / 4, longest_s))

@@ -30,11 +30,11 @@ from sluicemq.broker.topics import UNIT_SYS_FLAG, Groups, Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
 from sluicemq.filter.subscriptions import (
-    SQL92_IS_OFF,
+    SQL92_DISABLED,
     compile_sql92,
     is_tag_kind,
     make_filter,
-    preparation,
+    preparation_jobs,
 )
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
@@ -281,7 +281,7 @@ class HeartbeatHandlers:
         """Compile filters into the caches, in steps, before they are needed at once."""
         yield None
         for subscription in subscriptions:
-            yield from preparation(subscription.expression, subscription.kind)
+            yield from preparation_jobs(subscription.expression, subscription.kind)
             if subscription.kind == SQL92:
                 with suppress(FilterError):
                     compile_sql92(subscription.expression)
@@ -320,7 +320,7 @@ class HeartbeatHandlers:
             if subscription is None:
                 return Command(ResponseCode.SUCCESS)
             if not is_tag_kind(subscription.kind) and not is_sql92_enabled:
-                return Command(ResponseCode.SYSTEM_ERROR, remark=SQL92_IS_OFF)
+                return Command(ResponseCode.SYSTEM_ERROR, remark=SQL92_DISABLED)
             yield from self._precompile([subscription])
             try:
                 make_filter(subscription)

@@ -557,7 +557,9 @@ class Delayed:
             self.metrics.counts.clear,
         )  # fmt: skip
         self.parts: list[Part] = [self.levels, self.timers]
-        intake.rewrites.append(DelayRewrite(settings, clock, self.timers.files.count).rewrite)
+        intake.rewrites.append(
+            DelayRewrite(settings, clock, self.timers.files.message_count).rewrite
+        )
         self._alarm: TimerHandle | None = None
         self._alarm_s = 0.0
 

@@ -45,15 +45,15 @@ from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.numbers import natural
 from sluicemq.record.codec import as_dict, value_of
 from sluicemq.store.store import Store
-from sluicemq.store.timers.files import DEFAULT, DELETE, NONE, ROLL, SLOTS
-from sluicemq.store.timers.overdue import Overdue, OverdueMessages
+from sluicemq.store.timers.files import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, NO_UNIT, SLOTS
+from sluicemq.store.timers.overdue import DeliveryLookup, OverdueMessage
 from sluicemq.store.timers.placing import (
-    DELETES,
-    REAL_TOPIC,
+    REAL_TOPIC_KEY,
     TIMER_DELETES,
-    Placing,
+    TIMER_DELETES_KEY,
+    SlotRules,
     recall_key,
-    slot_of,
+    slot_for_due_time,
 )
 from sluicemq.store.timers.state import TimerFiles
 
@@ -159,7 +159,7 @@ class Timers:
         self._intake = intake
         self._clock = clock
         self._precision_ms = precision_ms = config.timer_precision_ms
-        self._placing = Placing(precision_ms, config.timer_roll_window_slots)
+        self._placing = SlotRules(precision_ms, config.timer_roll_window_slots)
         self._slot_start = self._placing.slot_start
         self.files = TimerFiles(
             store, files, config.root, log_file_bytes=config.timer_log_file_bytes,
@@ -176,7 +176,9 @@ class Timers:
         self._loading: Iterator[None] | None = None
         self._taken_in_ms = 0  # all that was stored before is taken in
         self._done_ms = 0  # what was due by then was delivered at the last checkpoint
-        self._known_offset = NONE  # of the queue: messages before it were known to that checkpoint
+        self._known_offset = (
+            NO_UNIT  # of the queue: messages before it were known to that checkpoint
+        )
         self._over_until_ms = 0  # of slots before it the exact times were not read
         # Files that are built again up to `to`: messages below `end` are delivered before `ms`.
         self._rebuild_end = self._rebuild_ms = self._rebuild_to = self._known_end = 0
@@ -190,8 +192,8 @@ class Timers:
         self._topics: list[str] = []  # of what this slice has dealt with
         # Messages that lie before `end` and were due by `start_ms` may be delivered already: where
         # that is not known, they wait in `overdue`. Marks among them are in `late_marks`.
-        self._overdue: OverdueMessages | None = None
-        self._settling: Generator[None, None, list[Overdue]] | None = None
+        self._overdue: DeliveryLookup | None = None
+        self._settling: Generator[None, None, list[OverdueMessage]] | None = None
         self._start_ms = self._start_end = 0
         self._late_marks: set[bytes] = set()
         # What was delivered and is due later than the last checkpoint's `done_ms` lies behind the
@@ -227,7 +229,7 @@ class Timers:
         self._loaded_ms = self._load_floor_ms = self.read_ms
         self.passed_ms = self._slot_start(checkpoint.read_ms) if start.is_exact else 0
         self._done_ms = checkpoint.done_ms if start.is_exact else 0
-        self._known_offset = self.files.queue_offset if start.is_settled else NONE
+        self._known_offset = self.files.queue_offset if start.is_settled else NO_UNIT
         self._floor = checkpoint.log_position if start.is_exact else 0
         self._begin_doubting()
         if start.is_settled:
@@ -244,14 +246,14 @@ class Timers:
         out_ms = entry.record.get_number("TIMER_OUT_MS")
         if out_ms is None:
             return entry.record.store_time_ms
-        return self._placing.stored_ms(entry.record, self._slot_start(out_ms))
+        return self._placing.stored_at_ms(entry.record, self._slot_start(out_ms))
 
     def _begin_doubting(self) -> None:
         """From now on, what is in the log and due may be delivered already. A new master shows what
         its slaves have; a recall behind it was answered by the master before, and holds."""
         self._known_end = self._store.committed_offset(TIMER_TOPIC, 0)
         self._start_ms, self._start_end = self._clock.now_ms(), self._store.written_offset
-        self._overdue = OverdueMessages(self._store, self._start_end)
+        self._overdue = DeliveryLookup(self._store, self._start_end)
         self._settling = None
         self._late_marks = set()
         self._delivered_ms = self._start_ms
@@ -272,13 +274,13 @@ class Timers:
         """Build wheel and log again while the broker runs, as a start would. Raises OSError."""
         done_ms, replay_offset = self._done_by(self._clock.now_ms()), self._replay_offset
         reason, self._damage = self._damage, ""
-        self.files.begin_again(reason)
+        self.files.start_rebuild(reason)
         self.due, self._rolls, self._deleted = DueTable(), DueTable(), {}
         self._loading, self._last_skipped = None, None
         self._loaded_ms = self._load_floor_ms = self.read_ms
-        self._done_ms, self._known_offset = done_ms, NONE
+        self._done_ms, self._known_offset = done_ms, NO_UNIT
         self._begin_rebuild(replay_offset, self.read_ms)
-        self.files.old_end = self.files.position_of(replay_offset)
+        self.files.log_end_at_start = self.files.log_position_of(replay_offset)
         self._begin_doubting()
 
     # --- taking in
@@ -290,7 +292,7 @@ class Timers:
 
     def _take_one(self, entry: QueueEntry, write_ms: int) -> None:
         record, offset = entry.record, self.files.queue_offset
-        place = self._placing.place(record, write_ms) if record is not None else None
+        place = self._placing.assign_slot(record, write_ms) if record is not None else None
         if record is None or place is None:
             what = "is gone" if record is None else "says no time"
             log.error(
@@ -298,7 +300,7 @@ class Timers:
             )
             return
         slot_ms, magic = place
-        self._taken_in_ms = max(self._taken_in_ms, self._placing.stored_ms(record, slot_ms))
+        self._taken_in_ms = max(self._taken_in_ms, self._placing.stored_at_ms(record, slot_ms))
         is_old = offset < self._rebuild_end
         if is_old and slot_ms < self._rebuild_ms:
             self._last_skipped = entry
@@ -316,10 +318,10 @@ class Timers:
 
     def _list(self, record: Record, slot_ms: int, magic: int, write_ms: int) -> None:
         """Put a message into the wheel."""
-        name = decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
-        if not magic & DELETE:
+        name = decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
+        if not magic & MAGIC_DELETE:
             self._count(name, 1)
-        self.files.add(
+        self.files.add_unit(
             slot_ms, magic, write_ms, record.physical_offset, record.size_bytes, tag_code(name)
         )
 
@@ -340,28 +342,28 @@ class Timers:
 
         `is_old`: of before the last checkpoint, and maybe delivered then.
         """
-        if magic & DELETE and not magic & ROLL:
-            key = value_of(record.properties, DELETES) if record is not None else None
+        if magic & MAGIC_DELETE and not magic & MAGIC_ROLL:
+            key = value_of(record.properties, TIMER_DELETES_KEY) if record is not None else None
             if key is not None:
                 self._deleted.setdefault(slot_ms, set()).add(key)
             return
         table, due_ms = self.due, slot_ms + self._precision_ms
-        if magic & ROLL:
+        if magic & MAGIC_ROLL:
             if is_old and slot_ms < self._done_ms:
                 return
             table, due_ms = self._rolls, slot_ms + 1
         elif record is not None:
-            due_ms = max(self._placing.due_ms(record), slot_ms + 1)
-        if is_old and due_ms <= self._done_ms and not magic & ROLL:
+            due_ms = max(self._placing.compute_due_ms(record), slot_ms + 1)
+        if is_old and due_ms <= self._done_ms and not magic & MAGIC_ROLL:
             return
-        message = Overdue(position, slot_ms, due_ms, magic, has_unit=True)
+        message = OverdueMessage(position, slot_ms, due_ms, magic, has_unit=True)
         floor = self._floor if is_old else position
         if record is None or not self._waits(record, message, floor):
             table.add(due_ms, position)
 
     # --- what may be delivered already
 
-    def _waits(self, record: Record, message: Overdue, floor: int) -> bool:
+    def _waits(self, record: Record, message: OverdueMessage, floor: int) -> bool:
         """Let a message wait, if it may be delivered already; its delivery lies behind `floor`.
 
         What belongs to a topic with a gate does not wait: the gate knows what is delivered.
@@ -371,26 +373,26 @@ class Timers:
             overdue is None
             or message.due_ms > self._start_ms
             or message.position >= self._start_end
-            or decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
+            or decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
             in self._redelivery.gates
         ):
             return False
-        overdue.add(record, message, floor, is_roll=bool(message.magic & ROLL))
+        overdue.add(record, message, floor, is_roll=bool(message.magic & MAGIC_ROLL))
         return True
 
     def _waits_unlisted(self, entry: QueueEntry, record: Record, slot_ms: int, magic: int) -> bool:
         """As `_waits`, for a message whose second is over, and which the wheel need not hold."""
         if self._overdue is None or entry.position >= self._start_end:
             return False
-        if magic & DELETE and not magic & ROLL:
-            self._late_marks.add(value_of(record.properties, DELETES) or b"")
+        if magic & MAGIC_DELETE and not magic & MAGIC_ROLL:
+            self._late_marks.add(value_of(record.properties, TIMER_DELETES_KEY) or b"")
             return True
         gate = self._redelivery.gates.get(
-            decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
+            decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
         )
         if gate is not None:
             return gate(record) is None
-        message = Overdue(entry.position, slot_ms, slot_ms + 1, magic, has_unit=False)
+        message = OverdueMessage(entry.position, slot_ms, slot_ms + 1, magic, has_unit=False)
         return self._waits(record, message, entry.position)
 
     @property
@@ -407,7 +409,7 @@ class Timers:
     def _has_waiting(self) -> bool:
         """Return whether it is open of some overdue message whether it was delivered."""
         overdue = self._overdue
-        return (overdue is not None and overdue.count > 0) or self._settling is not None
+        return (overdue is not None and overdue.waiting_count > 0) or self._settling is not None
 
     @property
     def _can_settle(self) -> bool:
@@ -416,7 +418,7 @@ class Timers:
         overdue = self._overdue
         if self._settling is not None:
             return True
-        if overdue is None or not overdue.count:
+        if overdue is None or not overdue.waiting_count:
             return False
         is_all = self._loading is None and not self.queue_behind and not self._lacks_known
         return is_all or overdue.is_full
@@ -429,7 +431,7 @@ class Timers:
         if self._settling is None:
             if not self._can_settle:
                 return
-            self._settling = overdue.settle()
+            self._settling = overdue.find_undelivered()
         try:
             while not work.is_over:
                 next(self._settling)
@@ -439,13 +441,13 @@ class Timers:
             for message in end.value:
                 self._redeliver(message)
 
-    def _redeliver(self, message: Overdue) -> None:
+    def _redeliver(self, message: OverdueMessage) -> None:
         """A message was not delivered before the start."""
         record = self._record(message.position, message.due_ms)
         if record is None:
             return
-        topic = decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
-        is_roll = bool(message.magic & ROLL)
+        topic = decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
+        is_roll = bool(message.magic & MAGIC_ROLL)
         if not self._store.is_record_live(topic, self._floor or message.position):
             log.info("a timed message of the topic %s, which was deleted, is passed over", topic)
             return
@@ -480,7 +482,7 @@ class Timers:
     def _load_until(self, until_ms: int) -> Iterator[None]:
         begin_ms, self._loaded_ms = self._loaded_ms, until_ms
         end = self.files.log.end  # later ones go into the table by themselves
-        for slot_ms in self.files.wheel.occupied(begin_ms, until_ms):
+        for slot_ms in self.files.wheel.iter_occupied_ms(begin_ms, until_ms):
             self._load_floor_ms = slot_ms
             yield from self._load_slot(slot_ms, end)
             if self._damage:
@@ -490,13 +492,13 @@ class Timers:
     def _load_slot(self, slot_ms: int, end: int) -> Iterator[None]:
         places, magics = array("q"), array("b")
         slot = self.files.wheel.get(slot_ms)
-        for at, unit in self.files.chain(slot_ms, NONE if slot is None else slot.last):
+        for at, unit in self.files.iter_chain(slot_ms, NO_UNIT if slot is None else slot.last_unit):
             if unit is None:
                 self._damaged(f"the timer log is damaged at the second {slot_ms}", slot_ms + 1)
                 return
             if at < end:
                 places.append(unit.position)
-                magics.append(unit.magic & (ROLL | DELETE))
+                magics.append(unit.magic & (MAGIC_ROLL | MAGIC_DELETE))
                 if len(places) % _STEP_UNITS == 0:
                     yield
         is_begun = slot_ms < self._done_ms  # maybe some of it is delivered
@@ -505,12 +507,14 @@ class Timers:
             is_over = False  # maybe delivered: the record says so
         if is_over:
             self._over_until_ms = max(self._over_until_ms, slot_ms + self._precision_ms)
-        marks = [i for i, magic in enumerate(magics) if magic == DELETE] if any(magics) else []
+        marks = (
+            [i for i, magic in enumerate(magics) if magic == MAGIC_DELETE] if any(magics) else []
+        )
         for number, index in enumerate(chain(marks, reversed(range(len(places))))):
             position, record = places[index], None
             if number < len(marks) or not is_over:
                 record = read_record(self._store.committed_record_at(position))
-            is_old = position < self.files.old_end
+            is_old = position < self.files.log_end_at_start
             self._into_table(slot_ms, position, magics[index], record, is_old=is_old)
             if number % _CHUNK == 0:
                 yield
@@ -559,10 +563,14 @@ class Timers:
         record = self._record(position, due_ms)
         if record is None:
             return
-        deleted = self._deleted.get(slot_of(due_ms, self._precision_ms)) if self._deleted else None
+        deleted = (
+            self._deleted.get(slot_for_due_time(due_ms, self._precision_ms))
+            if self._deleted
+            else None
+        )
         if deleted and (recall_key(record.properties) in deleted):
             self.recalled += 1
-            name = value_of(record.properties, REAL_TOPIC) or b""
+            name = value_of(record.properties, REAL_TOPIC_KEY) or b""
             self._topics.append(decode_topic_name(name))
             return
         added = b"TIMER_ENQUEUE_MS\x01%d\x02" % self._slot_start(record.store_time_ms)
@@ -594,7 +602,7 @@ class Timers:
         if TIMER_DELETES not in own:
             self._topics.append(own.get("REAL_TOPIC", ""))
         times = natural(own.get("TIMER_ROLL_TIMES", "0")) or 0
-        own["TIMER_DELIVER_MS"] = str(self._placing.due_ms(record) - self._clock.lead_ms)
+        own["TIMER_DELIVER_MS"] = str(self._placing.compute_due_ms(record) - self._clock.lead_ms)
         own["TIMER_ROLL_TIMES"] = str(times + 1)
         own["TIMER_ENQUEUE_MS"] = str(self._slot_start(record.store_time_ms))
         own |= as_dict(dequeued.decode())
@@ -625,7 +633,7 @@ class Timers:
             self._rebuild_now()
         limit_ms = min(now_ms, self._load_floor_ms)
         if next_ms is not None:
-            limit_ms = min(limit_ms, slot_of(next_ms, self._precision_ms))
+            limit_ms = min(limit_ms, slot_for_due_time(next_ms, self._precision_ms))
         if limit_ms > self.read_ms and not self._is_doubtful:
             self.read_ms = limit_ms
             while self._late and self._late[0][0] < limit_ms:
@@ -687,11 +695,11 @@ class Timers:
         now_ms, units = self._clock.now_ms(), self._store.reader.valid_units
         for entry in iter_queue(self._store, TIMER_TOPIC, 0, max(offset, taken_in), units):
             record, due_ms = entry.record, 0
-            place = self._placing.place(record, now_ms) if record is not None else None
-            if record is None or place is None or place[1] & DELETE:
+            place = self._placing.assign_slot(record, now_ms) if record is not None else None
+            if record is None or place is None or place[1] & MAGIC_DELETE:
                 record = None
             else:
-                due_ms = self._placing.due_ms(record)
+                due_ms = self._placing.compute_due_ms(record)
             yield Waiting(record, due_ms, f"Q:{entry.offset + 1}:0:{taken_in}")
 
     def pending(self, slot_ms: int, unit: int, taken_in: int) -> Iterator[Waiting]:
@@ -709,30 +717,32 @@ class Timers:
         step_ms = _LIST_SLOTS * self._precision_ms
         end_ms = self.read_ms + SLOTS // 2 * self._precision_ms
         for begin_ms in range(start_ms, end_ms, step_ms):
-            for found_ms in self.files.wheel.occupied(begin_ms, min(begin_ms + step_ms, end_ms)):
+            for found_ms in self.files.wheel.iter_occupied_ms(
+                begin_ms, min(begin_ms + step_ms, end_ms)
+            ):
                 slot = self.files.wheel.get(found_ms)
                 if slot is not None:
                     deleted = set()
                     self._listed = {found_ms: deleted}
-                    yield from self._pending_of(found_ms, slot.last, taken_in, deleted)
+                    yield from self._pending_of(found_ms, slot.last_unit, taken_in, deleted)
             yield Waiting(None, 0, f"T:{begin_ms + step_ms}:{FROM_END}:{taken_in}")
 
     def _pending_of(
         self, slot_ms: int, position: int, taken_in: int, deleted: set[bytes]
     ) -> Iterator[Waiting]:
         """A mark stands behind the message it means: it is seen first."""
-        for _, unit in self.files.chain(slot_ms, position):
+        for _, unit in self.files.iter_chain(slot_ms, position):
             if unit is None:
                 return
             record = read_record(self._store.committed_record_at(unit.position))
-            if record is not None and unit.magic & DELETE:
-                deleted.add(value_of(record.properties, DELETES) or b"")
+            if record is not None and unit.magic & MAGIC_DELETE:
+                deleted.add(value_of(record.properties, TIMER_DELETES_KEY) or b"")
                 record = None
             if record is not None and deleted and recall_key(record.properties) in deleted:
                 record = None
             if record is not None and record.queue_offset >= taken_in:
                 record = None
-            due_ms = self._placing.due_ms(record) if record is not None else 0
+            due_ms = self._placing.compute_due_ms(record) if record is not None else 0
             yield Waiting(record, due_ms, f"T:{slot_ms}:{unit.previous}:{taken_in}")
 
     # --- saving
@@ -753,10 +763,10 @@ class Timers:
             # end. Its own time may be any of the slot: nothing of the slot counts as done.
             is_exact = next_ms > self._over_until_ms
             done_ms = min(
-                done_ms, next_ms - 1 if is_exact else slot_of(next_ms, self._precision_ms)
+                done_ms, next_ms - 1 if is_exact else slot_for_due_time(next_ms, self._precision_ms)
             )
         if self._damage:
-            done_ms = min(done_ms, slot_of(self._damage_ms, self._precision_ms))
+            done_ms = min(done_ms, slot_for_due_time(self._damage_ms, self._precision_ms))
         return done_ms
 
     def save(self, *, is_last: bool = False) -> Generator[Callable[[], None]]:
@@ -790,8 +800,8 @@ class Timers:
         entry, self._last_skipped = self._last_skipped, None
         if entry is not None and entry.record is not None:
             slot_ms = self.read_ms - self._precision_ms
-            self.files.add(
-                slot_ms, DEFAULT, self.read_ms, entry.position, entry.record.size_bytes, 0
+            self.files.add_unit(
+                slot_ms, MAGIC_DEFAULT, self.read_ms, entry.position, entry.record.size_bytes, 0
             )
 
     def seal(self) -> None:
