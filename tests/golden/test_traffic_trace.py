@@ -9,7 +9,7 @@ import pytest
 
 from sluicemq.cli.message import drawn
 from sluicemq.client.admin.messages import timeline
-from sluicemq.client.core.tracing import (
+from sluicemq.model.trace_records import (
     ConsumeTrace,
     DeliveryTrace,
     SendTrace,

@@ -21,11 +21,12 @@ REWRITTEN: tuple[str, ...] = (
     "broker/acting_master.py",
     "broker/admin",
     "broker/background.py",
+    "broker/blocking_jobs.py",
+    "broker/context.py",
     "broker/documents.py",
     "broker/group_commit.py",
     "broker/metrics.py",
     "broker/offsets.py",
-    "broker/otlp.py",
     "broker/produce",
     "broker/registration.py",
     "broker/server.py",
@@ -47,6 +48,7 @@ REWRITTEN: tuple[str, ...] = (
     "proxy",
     "store/columns",
     "store/timers",
+    "telemetry",
     "wire",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""

@@ -21,14 +21,12 @@ from sluicemq.broker.group_commit import LATENCY_BOUNDS_S
 from sluicemq.broker.registration import Registration
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.topics import Topic
-from sluicemq.config.keys import MeasuredConfig
-from sluicemq.errors import install_extra
 from sluicemq.model.system_names import is_group_topic
+from sluicemq.telemetry.health import event_loop_problems
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from sluicemq.net.wsgi import HealthCheck
 
 log = logging.getLogger(__name__)
 
@@ -573,8 +571,6 @@ def _store_failure(b: BrokerState) -> list[str]:
 
 def find_health_problems(b: BrokerState) -> list[str]:
     """Return the reasons to restart the process, one sentence each, for `/health`."""
-    from sluicemq.net.wsgi import event_loop_problems  # noqa: PLC0415 - many brokers of tests have no probes
-
     return event_loop_problems(b.clock.monotonic_s() - b.last_sample_s) + _store_failure(b)
 
 
@@ -591,33 +587,3 @@ def find_readiness_problems(b: BrokerState, registration: Registration) -> list[
             "no name server accepts the registration, so clients do not find the broker."
         )
     return problems
-
-
-def serve_metrics(
-    collector: Any,
-    config: MeasuredConfig,
-    *,
-    health: "HealthCheck" = list,
-    readiness: "HealthCheck" = list,
-) -> tuple[int, Callable[[], None]] | None:
-    """Serve the metrics of `collector`, and the health checks, at the port of `config`.
-
-    `health` and `readiness` return the problems that `/health` and `/ready` report. Return the port
-    and a function that closes it. Return None, with a warning in the log, if prometheus-client is
-    missing or the port cannot be opened: a server runs without its metrics.
-    """
-    try:
-        from prometheus_client import (  # noqa: PLC0415 - an optional dependency
-            CollectorRegistry,
-            make_wsgi_app,
-        )
-    except ImportError:
-        log.warning(
-            "Metrics are not served: prometheus-client is missing. %s", install_extra("server")
-        )
-        return None
-    from sluicemq.net.wsgi import serve_probes  # noqa: PLC0415 - few brokers of tests serve metrics
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    return serve_probes(config, health, readiness, make_wsgi_app(registry))

@@ -222,7 +222,7 @@ def make_handler_objects(core: BrokerState) -> tuple[object, ...]:
         *_make_consumer_handlers(core),
         *_make_admin_handlers(core),
         TransactionRequests(settings, core.transactions, core.clock, core.access),
-        RelayHandlers(settings, topics, core.groups, core.consumers, store, core.client_requests),
+        RelayHandlers(core.context, consumers=core.consumers, client_requests=core.client_requests),
         DelayRequests(settings, topics, core.delayed, core.intake, core.steady_clock),
         ReplicaAdmin(
             settings, core.in_sync, core.steering, lambda: store.written_offset, core.replica_lag
@@ -261,61 +261,35 @@ def _make_consumer_handlers(core: BrokerState) -> Iterator[object]:
         clock=core.steady_clock,
         delivered=core.delivered,
     )
-    yield HeartbeatHandlers(settings, topics, groups, core.consumers, core.producers, core.clock)
+    yield HeartbeatHandlers(core.context, consumers=core.consumers, producers=core.producers)
     yield QueryHandlers(
-        settings=settings,
-        topics=topics,
-        groups=groups,
-        offsets=offsets,
-        locks=core.locks,
-        consumers=core.consumers,
-        store=core.store,
-        access=core.access,
+        core.context, locks=core.locks, consumers=core.consumers, access=core.access
     )
 
 
 def _make_admin_handlers(core: BrokerState) -> Iterator[object]:
     """Yield the handlers of requests that tools and consoles send."""
-    settings, topics, groups, offsets = core.settings, core.topics, core.groups, core.offsets
-    admin = StatusHandlers(
-        settings=settings,
-        topics=topics,
-        offsets=offsets,
+    status = StatusHandlers(
+        core.context,
         consumers=core.consumers,
         producers=core.producers,
-        store=core.store,
         runtime=core.runtime,
         rates=core.rates,
         unread_monitor=core.unread_monitor,
         unfinished=core.in_flight.unfinished,
-        files=core.files,
-        clock=core.clock,
     )
-    yield admin
+    yield status
     yield StatisticsHandlers(
-        settings=settings,
-        topics=topics,
-        groups=groups,
-        offsets=offsets,
+        core.context,
         consumers=core.consumers,
         producers=core.producers,
         runtime=core.runtime,
-        status=admin,
+        status=status,
     )
-    yield GroupOffsetHandlers(
-        settings=settings,
-        topics=topics,
-        groups=groups,
-        offsets=offsets,
-        consumers=core.consumers,
-        polls=core.polls,
-        store=core.store,
-        clock=core.clock,
-        group_commit=core.group_commit,
-    )
-    yield MetadataHandlers(settings, topics, groups, offsets, core.store, core.group_commit.commit)
+    yield GroupOffsetHandlers(core.context, consumers=core.consumers, polls=core.polls)
+    yield MetadataHandlers(core.context)
     yield AccessHandlers(
-        settings, core.guard, core.files, core.clock, core.offload, core.handle_outcome
+        core.settings, core.guard, core.files, core.clock, core.offload, core.handle_outcome
     )
     yield UnsupportedHandlers()
 

@@ -5,7 +5,6 @@ and what cures it."""
 
 import inspect
 import pydoc
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -120,13 +119,17 @@ def error(name: str) -> None:
     if not name:
         click.echo(inspect.getdoc(errors))
         return
-    moved = re.sub(r"^replication\.", "broker.failover.", name)  # pages keep their published names
-    path = f"sluicemq.{moved}" if "." in name else f"sluicemq.errors.{name}"
-    kind = pydoc.locate(path)
+    kind = pydoc.locate(f"sluicemq.{_class_path_of(name)}")
     if not isinstance(kind, type) or not issubclass(kind, errors.SluiceError):
         fix = f"{did_you_mean(name, vars(errors))} sluice explain error shows them all.".lstrip()
         raise errors.ConfigurationError(f"there is no error {name!r}.", fix=fix)
     click.echo(f"{kind.__name__}\n\n{inspect.getdoc(kind)}")
+
+
+def _class_path_of(page: str) -> str:
+    """Return the module below sluicemq, and the class, that an error page is about."""
+    moved = {published: path for path, published in errors.PUBLISHED_PAGES.items()}
+    return moved.get(page, page if "." in page else f"errors.{page}")
 
 
 def _message_record(item: MessageExplained) -> dict[str, Any]:

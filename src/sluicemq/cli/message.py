@@ -32,16 +32,12 @@ from sluicemq.cli.output import (
 from sluicemq.cli.traffic import parse_start, until_interrupted
 from sluicemq.client.admin.messages import COUNT_MAX, Timeline
 from sluicemq.client.aio.sluice import Sluice
-from sluicemq.client.core.tracing import (
-    SendTrace,
-    TraceRecord,
-    decode_trace_records,
-)
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import RequestError, SluiceError
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.system_names import TRACE_TOPIC
+from sluicemq.model.trace_records import SendTrace, TraceRecord, decode_trace_records
 from sluicemq.wire.bodies import ConsumeResult
 
 BODY_SHOWN_BYTES = 4096
@@ -258,8 +254,8 @@ def export_traces(
 
     What the endpoint has taken is committed, so each span arrives at least once, with the same id.
     """
-    from sluicemq.broker.otlp import export, open_exporter  # noqa: PLC0415 - few have the extra
-    from sluicemq.operate.spans import SpanBuilder, exportable  # noqa: PLC0415
+    from sluicemq.telemetry.otlp import export, open_exporter  # noqa: PLC0415 - few have the extra
+    from sluicemq.telemetry.spans import SpanBuilder, exportable  # noqa: PLC0415
 
     topic, group, timeout_s = options["topic"], options["group"], options["timeout_s"]
     exporter, joiner, begin = open_exporter("traces", endpoint), SpanBuilder(), parse_start(start)

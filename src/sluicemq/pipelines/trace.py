@@ -15,7 +15,7 @@ the tables computed from those files, so the topic is read once; only aggregates
     consuming   what handlers cost, by topic and group, the slow ones first
     unconsumed  messages that were sent and never delivered to a group, by topic and group
 
-A trace message holds up to a hundred records (`client.core.tracing`), which are decoded a block of
+A trace message holds up to a hundred records (`model.trace_records`), which are decoded a block of
 messages at a time, in the Python workers of the executors. Java writes one `Pub` for a whole batch,
 with all its ids in one field: it becomes a row for each id. Records that nobody understands are
 rows of the kind `Unread`: they are counted, not hidden.
@@ -40,7 +40,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from sluicemq.client.core.tracing import (
+from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError, install_extra
+from sluicemq.filter.subscriptions import is_tag_kind
+from sluicemq.model.system_names import TRACE_TOPIC, is_system_group
+from sluicemq.model.trace_records import (
     ConsumeTrace,
     DeliveryTrace,
     RecallTrace,
@@ -48,10 +52,6 @@ from sluicemq.client.core.tracing import (
     TransactionTrace,
     decode_trace_records,
 )
-from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError, install_extra
-from sluicemq.filter.subscriptions import is_tag_kind
-from sluicemq.model.system_names import TRACE_TOPIC, is_system_group
 from sluicemq.pipelines.audit import subscriptions_of
 from sluicemq.pipelines.ready import (
     DURATION,

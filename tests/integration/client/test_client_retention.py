@@ -37,9 +37,9 @@ def clean(servers: Any, broker: Any) -> None:
         while store.retention.removable_end() < store.written_offset:
             store._checkpoints._last_s = 0.0
             store.tick()
-            await broker._in_executor(store.sync)
+            await broker._jobs.run(store.sync)
         broker.core.retention._next_clean_up_s = broker.core.retention._next_survey_s = 0.0
-        await broker._run_steps(broker.core.retention.run_due_jobs())
+        await broker._jobs.run_steps(broker.core.retention.run_due_jobs())
 
     servers.run(run())
 

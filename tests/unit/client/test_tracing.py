@@ -6,27 +6,25 @@ from hypothesis import strategies as st
 
 from sluicemq import ConfigurationError, Message
 from sluicemq.cli.message import drawn
-from sluicemq.client.admin.messages import GroupTrace, record_of_message, timeline
+from sluicemq.client.admin.messages import GroupTrace, timeline
 from sluicemq.client.core.messages import join_batch, make_outgoing
 from sluicemq.client.core.requests import SendResult, SendStatus
-from sluicemq.client.core.tracing import (
-    BYTES_MAX,
-    RECORDS_MAX,
+from sluicemq.client.core.tracing import BYTES_MAX, RECORDS_MAX, Tracing, parse_trace_option
+from sluicemq.model.ids import Host
+from sluicemq.model.message import StoredMessage
+from sluicemq.model.topic import MessageQueue
+from sluicemq.model.trace_records import (
     ConsumeOutcome,
     ConsumeTrace,
     DeliveryTrace,
     MessageKind,
     RecallTrace,
     SendTrace,
-    Tracing,
     TransactionTrace,
     decode_trace_records,
     encode_trace_records,
-    parse_trace_option,
+    record_of_message,
 )
-from sluicemq.model.ids import Host
-from sluicemq.model.message import StoredMessage
-from sluicemq.model.topic import MessageQueue
 from sluicemq.wire.frames import Command
 
 text = st.none() | st.text(

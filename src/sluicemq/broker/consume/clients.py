@@ -42,6 +42,7 @@ from sluicemq.broker.consume.client_memory import (
 from sluicemq.broker.consume.contracts import STRICT, ContractError, Contracts
 from sluicemq.broker.consume.filters import CompiledSubscription, ConsumerFilters
 from sluicemq.broker.consume.notices import GroupChangeNotices
+from sluicemq.broker.context import BrokerContext
 from sluicemq.broker.lanes.rules import (
     Atom,
     key_of,
@@ -51,8 +52,6 @@ from sluicemq.broker.lanes.rules import (
     subscription_key,
 )
 from sluicemq.broker.lanes.table import LaneReader, Lanes
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups
 from sluicemq.clock import Clock
 from sluicemq.filter.subscriptions import is_tag_kind
 from sluicemq.model.subscription import Subscription
@@ -228,21 +227,27 @@ class MemberSnapshot(NamedTuple):
     filters: tuple[ConsumerFilter, ...]
 
 
-@dataclass(slots=True, eq=False)
 class Consumers:
     """The consumer groups that have connected members."""
 
-    settings: Settings
-    group_configs: Groups
-    filters: ConsumerFilters
-    lanes: Lanes
-    contracts: Contracts
-    clock: Clock
-    memory: ClientMemory
-    groups: dict[str, ConsumerGroup] = field(default_factory=dict)
-    notices: GroupChangeNotices = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        filters: ConsumerFilters,
+        lanes: Lanes,
+        contracts: Contracts,
+        memory: ClientMemory,
+    ) -> None:
+        self.settings = context.settings
+        self.clock = context.clock
+        self.group_configs = context.groups
+        self.filters = filters
+        self.lanes = lanes
+        self.contracts = contracts
+        self.memory = memory
+        self.groups: dict[str, ConsumerGroup] = {}
+        """The groups that have connected members, by name."""
         self.notices = GroupChangeNotices(self.clock, self._notify_members)
 
     def find_subscription(self, group: str, topic: str) -> CompiledSubscription | None:

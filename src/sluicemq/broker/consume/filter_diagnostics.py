@@ -33,13 +33,12 @@ from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivery import DeliveryState
 from sluicemq.broker.consume.filters import ConsumerFilters, estimate_filter_bytes
 from sluicemq.broker.consume.matching import RECORDS_PER_STEP, MatchCounter, MatchCriteria, Tally
+from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.lanes.filters import RuleFilter
 from sluicemq.broker.lanes.group import Lane
 from sluicemq.broker.lanes.rules import ByteCache, atoms_of
 from sluicemq.broker.lanes.table import show, shown
-from sluicemq.broker.offsets import Offsets, UnfinishedMessages
-from sluicemq.broker.topics import Groups, Topics
-from sluicemq.clock import Clock
+from sluicemq.broker.offsets import UnfinishedMessages
 from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
 from sluicemq.filter.plan import ERROR
 from sluicemq.filter.selector import Selector
@@ -47,9 +46,8 @@ from sluicemq.filter.subscriptions import preparation_jobs, subscribe
 from sluicemq.model.subscription import SQL92, TAG, MessageFilter, Subscription
 from sluicemq.model.topic import pop_origin
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Background, Job, WorkItem
+from sluicemq.net.work.background import Job, WorkItem
 from sluicemq.store.gather import INLINE_WEIGHT_MAX
-from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
@@ -167,38 +165,36 @@ def _compile_or_none(kind: str, expression: str) -> MatchCriteria | None:
         return None
 
 
-@dataclass(slots=True, eq=False)
-class FilterHandlers:
+class FilterHandlers(BrokerComponent):
     """Request handlers for filters and lanes, and the survey of all filters.
 
     They answer SLUICE_FILTERED_LAG (900131), SLUICE_TRY_FILTER (900132) and SLUICE_GROUP_LANES
     (900133).
     """
 
-    store: Store
-    topics: Topics
-    groups: Groups
-    offsets: Offsets
-    consumers: Consumers
-    filters: ConsumerFilters
-    deliveries: dict[TopicGroup, DeliveryState]
-    background: Background
-    clock: Clock
-    unfinished: Callable[[str, str, int], UnfinishedMessages]
-    """Return the `UnfinishedMessages` of (group, topic, queue id)."""
-    failures: dict[TopicGroup, FilterFailures] = field(default_factory=dict)
-    survey_results: dict[TopicGroup, tuple[int, float | None]] = field(default_factory=dict)
-    """The last survey: for each group with a filter, its lag and the seconds until it has none."""
-    match_counter: MatchCounter = field(init=False)
-    _survey_s: float = field(init=False)
-    _is_surveying: bool = False
-    _criteria_cache: ByteCache[MatchCriteria | None] = field(
-        default_factory=lambda: ByteCache(
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        consumers: Consumers,
+        filters: ConsumerFilters,
+        deliveries: dict[TopicGroup, DeliveryState],
+        unfinished: Callable[[str, str, int], UnfinishedMessages],
+    ) -> None:
+        """`unfinished(group, topic, queue_id)` returns the unfinished messages of a group."""
+        super().__init__(context)
+        self.consumers = consumers
+        self.filters = filters
+        self.deliveries = deliveries
+        self.background = context.background
+        self.unfinished = unfinished
+        self.failures: dict[TopicGroup, FilterFailures] = {}
+        self.survey_results: dict[TopicGroup, tuple[int, float | None]] = {}
+        """The last survey: each filtered group's lag, and the seconds until it has none."""
+        self._is_surveying = False
+        self._criteria_cache: ByteCache[MatchCriteria | None] = ByteCache(
             _compile_or_none, estimate_filter_bytes, CRITERIA_BYTES_MAX
         )
-    )
-
-    def __post_init__(self) -> None:
         self.match_counter = MatchCounter(self.store)
         self._survey_s = self.clock.monotonic_s() + SURVEY_PERIOD_S
 

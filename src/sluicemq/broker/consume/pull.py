@@ -25,7 +25,6 @@ Three request fields are SluiceMQ's own, and a Java broker ignores them:
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -47,22 +46,16 @@ from sluicemq.broker.consume.pull_checks import (
     PullContext,
     PullRefusedError,
 )
+from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Parked, Postponed
 from sluicemq.broker.lanes.filters import rule_filter
-from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.table import READ, Do, Step, note
-from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topics, make_no_topic_error
-from sluicemq.clock import Clock
+from sluicemq.broker.topics import make_no_topic_error
 from sluicemq.model.topic import MASTER_ID, GroupConfig
 from sluicemq.net.dispatch import Peer, RunEngine
-from sluicemq.net.limits import FairScheduler
-from sluicemq.net.work.background import Background
 from sluicemq.store.gather import UNLIMITED, PostponedError, SpanLimit
 from sluicemq.store.log import PLACEHOLDER_CODE
 from sluicemq.store.read import TAG_SCAN_MAX, ReadResult, ReadStatus
-from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command, encode_response
@@ -124,38 +117,37 @@ messages in flight are committed. ANEW: the client must pull again.
 """
 
 
-@dataclass(slots=True, eq=False)
-class PullHandlers:
+class PullHandlers(BrokerComponent):
     """Request handlers for PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361).
 
     `found_count` and `missed_count` count the answers with and without messages since the start.
     """
 
-    settings: Settings
-    topics: Topics
-    groups: Groups
-    offsets: Offsets
-    consumers: Consumers
-    polls: LongPolls
-    store: Store
-    clock: Clock
-    call_soon: Callable[[Callable[[], None]], object]
-    background: Background
-    deliveries: DeliveryStates
-    filters: RequestFilters
-    scheduler: FairScheduler
-    call_later: Callable[[float, Callable[[], None]], object] | None = None
-    """Call a function after a delay in seconds. None means that pulls are never delayed."""
-    has_master: Callable[[], bool] = lambda: False
-    """Return whether this broker is a slave that currently follows a master."""
-    found_count: int = 0
-    missed_count: int = 0
-    compiled: Any = None
-    """The compiled engine's `Pulls`, which handles repeated pulls; None without the engine."""
-    checks: PullChecks = field(init=False)
-    _lanes: dict[str, GroupLanes] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        consumers: Consumers,
+        polls: LongPolls,
+        deliveries: DeliveryStates,
+        filters: RequestFilters,
+    ) -> None:
+        super().__init__(context)
+        self.consumers = consumers
+        self.polls = polls
+        self.call_soon = context.call_soon
+        self.background = context.background
+        self.deliveries = deliveries
+        self.filters = filters
+        self.scheduler = context.scheduler
+        self.call_later = context.call_later
+        """Calls a function after a delay in seconds. None means that pulls are never delayed."""
+        self.has_master: Callable[[], bool] = lambda: False
+        """Returns whether this broker is a slave that currently follows a master."""
+        self.found_count = 0
+        self.missed_count = 0
+        self.compiled: Any = None
+        """The compiled engine's `Pulls`, which handles repeated pulls; None without the engine."""
         self._lanes = self.consumers.lanes.table
         self.checks = PullChecks(
             settings=self.settings,

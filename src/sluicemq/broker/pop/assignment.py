@@ -30,6 +30,7 @@ from typing import Final
 
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.contracts import STRICT
+from sluicemq.broker.context import LookUp
 from sluicemq.broker.documents import Document
 from sluicemq.broker.group_commit import Announced, Postponed
 from sluicemq.broker.lanes.rules import normal_atom, parse_key
@@ -62,8 +63,6 @@ STRATEGIES: Final[dict[str, Strategy]] = {
 }  # fmt: skip
 
 Queues = Sequence[MessageQueue]
-LookUp = Callable[[str, Callable[[Command | None], None]], None]
-"""(topic, what to call with a name server's answer to 105, None when none answers)."""
 
 
 def share(

@@ -101,7 +101,7 @@ class Running(contextlib.AsyncExitStack):
     def tell_metrics(self, config: MeasuredConfig, port: int | None) -> None:
         """Print in the `ready` line that the metrics and probes of this process are at `port`;
         None: they are not served."""
-        from sluicemq.net.wsgi import metrics_host  # noqa: PLC0415 - not for `--help`
+        from sluicemq.telemetry.health import metrics_host  # noqa: PLC0415 - not for `--help`
 
         if port is not None:
             self.metrics.insert(
@@ -466,7 +466,7 @@ async def start_name_server(
     Return its address from this machine."""
     from sluicemq.files.overlay import OverlayFiles  # noqa: PLC0415 - not for `--help`
     from sluicemq.nameserver.server import NameServer  # noqa: PLC0415
-    from sluicemq.net import wsgi  # noqa: PLC0415
+    from sluicemq.telemetry.probes import serve_probes  # noqa: PLC0415 - only a server serves them
 
     _warn_of_exposure(*key_files(config))
     files = OverlayFiles() if read_only else SYSTEM_FILES
@@ -474,9 +474,7 @@ async def start_name_server(
     await server.start()
     stack.push_async_callback(server.close)
     if config.metrics_enable:
-        opened = await asyncio.to_thread(
-            wsgi.serve_probes, config, server.unhealthy, server.unready
-        )
+        opened = await asyncio.to_thread(serve_probes, config, server.unhealthy, server.unready)
         if opened is not None:
             stack.tell_metrics(config, opened[0])
             stack.callback(opened[1])

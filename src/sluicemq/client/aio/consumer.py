@@ -22,7 +22,6 @@ from sluicemq.client.aio.readers import Readers
 from sluicemq.client.aio.received import Feed, OrderedFeed, ReceivedMessage
 from sluicemq.client.core.consuming import ConsumeOptions, local_retry_delay_s, make_subscription
 from sluicemq.client.core.names import check_number
-from sluicemq.client.core.tracing import ConsumeOutcome
 from sluicemq.client.tasks import (
     CloseOnce,
     EscapedError,
@@ -35,6 +34,7 @@ from sluicemq.client.tasks import (
 from sluicemq.errors import ClosedError, ConfigurationError, RetryLaterError, SluiceError
 from sluicemq.hints import with_hints
 from sluicemq.model.subscription import Subscription
+from sluicemq.model.trace_records import ConsumeOutcome
 
 _log = logging.getLogger("sluicemq.client")
 Handler = Callable[[Any], Awaitable[Any] | Any]

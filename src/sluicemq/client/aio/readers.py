@@ -54,7 +54,6 @@ from sluicemq.client.core.requests import (
     PullStatus,
 )
 from sluicemq.client.core.sending import Sender
-from sluicemq.client.core.tracing import ConsumeOutcome
 from sluicemq.client.tasks import SupervisedTask, Tasks, run_to_end
 from sluicemq.errors import (
     GroupNotFoundError,
@@ -67,6 +66,7 @@ from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.system_names import INNER_PRODUCER_GROUP
 from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue
+from sluicemq.model.trace_records import ConsumeOutcome
 from sluicemq.record.codec import split_records
 
 _log = logging.getLogger("sluicemq.client")

@@ -16,12 +16,13 @@ from sluicemq.client.core.consuming import InFlight, original_topic
 from sluicemq.client.core.messages import Body
 from sluicemq.client.core.messages import encode_body as sent
 from sluicemq.client.core.replies import CORRELATION_ID, REPLY_TO_CLIENT
-from sluicemq.client.core.tracing import ConsumeOutcome, TracedDelivery
+from sluicemq.client.core.tracing import TracedDelivery
 from sluicemq.errors import UndecodableBodyError
 from sluicemq.hints import with_hints
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
+from sluicemq.model.trace_records import ConsumeOutcome
 from sluicemq.record.codec import decode_record, raw_body_of, tag_of
 
 _engine: Final[Any] = engine.client
