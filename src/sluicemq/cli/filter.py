@@ -64,9 +64,9 @@ def check_command(expression: str, as_json: bool) -> None:
     property, show the type as which its text is interpreted, and which values cause an error.
     Exit code 1 if there are errors or warnings.
     """
-    from sluicemq.filter.check import check, check_types  # noqa: PLC0415 - only this command
+    from sluicemq.filter.check import check_sql92, describe_types  # noqa: PLC0415 - only this command
 
-    findings, types = check(expression), check_types(expression)
+    findings, types = check_sql92(expression), describe_types(expression)
     if as_json:
         report = {
             "expression": expression,
@@ -166,7 +166,7 @@ def _print_findings(expression: str, findings: "list[Finding]") -> None:
         line, carets = caret_lines(expression, finding.position, finding.length)
         click.secho(f"{name} at character {finding.position + 1}: {finding.what}", fg=colors[name])
         click.echo(f"    {line}\n    {carets}")
-        click.echo(f"    {finding.instead}\n" if finding.instead else "")
+        click.echo(f"    {finding.fix}\n" if finding.fix else "")
     if not findings:
         click.echo("The expression compiles. There are no warnings.")
     elif any(finding.is_error for finding in findings):
