@@ -123,7 +123,7 @@ class World:
 
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
-def test_an_orderly_pop_keeps_its_promise(steps: list[tuple[object, ...]]) -> None:
+def test_ordered_pops_deliver_in_order(steps: list[tuple[object, ...]]) -> None:
     world = World()
     for name, *arguments in steps:
         getattr(world, str(name))(*arguments)

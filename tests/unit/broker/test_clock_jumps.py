@@ -141,7 +141,7 @@ def play(seed: int, *, with_restarts: bool) -> World:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 5))
-def test_nothing_waits_longer_than_it_was_told_to(first: int) -> None:
+def test_no_message_waits_longer_than_its_delay(first: int) -> None:
     for seed in range(first, first + 5):
         try:
             play(seed, with_restarts=False).judge()
@@ -150,7 +150,7 @@ def test_nothing_waits_longer_than_it_was_told_to(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 5))
-def test_nothing_waits_longer_over_restarts(first: int) -> None:
+def test_no_message_waits_longer_after_restarts(first: int) -> None:
     for seed in range(first, first + 5):
         try:
             play(seed, with_restarts=True).judge()

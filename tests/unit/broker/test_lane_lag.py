@@ -98,7 +98,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_lag_of_every_lane_is_what_a_look_at_every_message_finds(seed: int) -> None:
+def test_the_lag_of_each_lane_is_that_of_a_full_scan(seed: int) -> None:
     with (
         mock.patch.object(columns_blocks, "BLOCK_ROWS", 16),
         mock.patch.object(columns_blocks, "SLOT_ROWS", 4),
@@ -127,7 +127,7 @@ def test_the_lag_of_every_lane_is_what_a_look_at_every_message_finds(seed: int) 
         assert states
 
 
-def test_the_lag_of_a_group_is_what_no_lane_was_given_and_not_what_one_of_them_skips() -> None:
+def test_the_lag_of_a_group_counts_undelivered_messages_and_not_skipped_ones() -> None:
     world = World(1)
     wishes: list[Wanted] = [{"T": (TAG, "t1")}, {"T": (TAG, "t2")}]
     for number, wanted in enumerate(wishes):

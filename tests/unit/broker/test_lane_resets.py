@@ -10,7 +10,7 @@ from sluicemq.testing.virtual import RESOLUTION_S, VirtualClock
 from sluicemq.wire import bodies
 
 
-def test_a_pull_that_waited_does_not_prove_that_its_reader_has_heard() -> None:
+def test_a_parked_pull_does_not_prove_that_its_reader_knows_the_reset() -> None:
     resets = Resets()
     resets.add("lane", "T", 0, 3)
     assert resets.redirect("lane", "T", 0, 8, "c1", is_parked=True) == 3
@@ -21,7 +21,7 @@ def test_a_pull_that_waited_does_not_prove_that_its_reader_has_heard() -> None:
     assert resets.blocks_commits("lane", "T", 0)
 
 
-def test_the_client_that_reads_the_queue_now_has_to_hear() -> None:
+def test_the_client_that_reads_the_queue_now_is_redirected() -> None:
     resets = Resets()
     resets.add("lane", "T", 0, 7)
     assert resets.redirect("lane", "T", 0, 12, "gone") == 7
@@ -31,7 +31,7 @@ def test_the_client_that_reads_the_queue_now_has_to_hear() -> None:
     assert not resets
 
 
-def test_a_reset_of_a_group_is_heard_with_the_next_pull_as_ever() -> None:
+def test_a_reset_of_a_group_without_lanes_is_known_with_the_next_pull() -> None:
     resets = Resets()
     resets.add("G", "T", 0, 5)
     assert resets.redirect("G", "T", 0, 9) == 5
@@ -86,7 +86,7 @@ def test_a_new_lane_is_not_sent_where_the_one_of_its_subscription_was_before_it(
     assert set(shared.deliveries.values()) == {1}
 
 
-def test_a_member_that_asked_for_its_offset_before_its_heartbeat_begins_at_its_lane_place(
+def test_a_member_that_asked_for_its_offset_before_its_heartbeat_begins_at_the_offset_of_its_lane(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     """It is told the group's own offset, the least of all lanes; its lane is further on."""

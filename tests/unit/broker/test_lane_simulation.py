@@ -235,7 +235,7 @@ def live(world: World, turns: int, wishes: list[Wanted], *, changes: bool = Fals
 
 
 @pytest.mark.parametrize("contract", ["compatible", "lanes", "strict"])
-def test_nothing_is_lost_and_nothing_doubled_under_joins_and_leaves(contract: str) -> None:
+def test_no_message_is_lost_or_repeated_under_joins_and_leaves(contract: str) -> None:
     for seed in range(SEEDS // 3):
         world = World(seed, contract)
         live(world, 30, WISHES)
@@ -243,7 +243,7 @@ def test_nothing_is_lost_and_nothing_doubled_under_joins_and_leaves(contract: st
 
 
 @pytest.mark.parametrize("contract", ["lanes", "strict"])
-def test_nothing_is_lost_and_nothing_doubled_when_members_change_what_they_want_while_they_run(
+def test_no_message_is_lost_or_repeated_when_members_change_their_subscription(
     contract: str,
 ) -> None:
     """But what a member that changed holds for more than half a minute: nobody waits so long."""
@@ -253,7 +253,7 @@ def test_nothing_is_lost_and_nothing_doubled_when_members_change_what_they_want_
         world.check()
 
 
-def test_nothing_is_lost_when_the_broker_dies() -> None:
+def test_no_message_is_lost_when_the_broker_is_killed() -> None:
     for seed in range(SEEDS // 3):
         world = World(seed, "lanes")
         world.save()
@@ -273,7 +273,7 @@ def test_nothing_is_lost_when_the_broker_dies() -> None:
 
 
 @pytest.mark.parametrize("contract", ["compatible", "lanes"])
-def test_filters_that_roll_are_never_refused_and_what_they_left_waits_for_them(
+def test_many_changing_filters_are_accepted_and_their_unread_messages_wait(
     contract: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One member stays; others come with a subscription that nobody had, change it, go. In the end

@@ -99,7 +99,7 @@ def test_any_history_of_kills_delivers_each_message_once(
         assert found == wanted
 
 
-def test_what_is_found_to_be_delivered_is_not_saved_before_it_is_on_disk() -> None:
+def test_found_deliveries_are_not_saved_before_they_are_on_disk() -> None:
     broker = started(CrashableFiles(), START_MS)
     send(broker.connect(), 1, "m")
     broker.store.sync()

@@ -202,7 +202,7 @@ def damaged(name: str, *, is_killed: bool) -> CrashableFiles:
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
 @pytest.mark.parametrize("name", ["", *DAMAGE])
-def test_a_start_delivers_what_waits_exactly_once(
+def test_a_start_delivers_waiting_messages_exactly_once(
     name: str, is_killed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -225,7 +225,7 @@ def test_a_start_delivers_what_waits_exactly_once(
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
 @pytest.mark.parametrize("name", ["", *DAMAGE])
-def test_a_start_after_everything_was_due_delivers_what_is_left(name: str, is_killed: bool) -> None:
+def test_a_start_after_all_were_due_delivers_the_rest(name: str, is_killed: bool) -> None:
     files = damaged(name, is_killed=is_killed)
     broker = SteppedBroker(files=files, clock=ManualClock(START_MS + 3_600_000))
     broker.run(3.0)
@@ -294,7 +294,7 @@ def test_the_first_start_finds_timers_that_were_lost_before(
     assert sorted(bodies(broker)) == sorted(DELIVERED + WAITING)
 
 
-def test_a_message_without_an_id_is_told_from_its_twin() -> None:
+def test_a_message_without_an_id_is_distinguished_from_an_equal_one() -> None:
     """Two equal messages, one of which is delivered: the other one still is to be."""
     broker = begin()
     text = f"TIMER_DELIVER_MS\x01{START_MS + 1500}\x02"

@@ -74,7 +74,7 @@ def test_a_slave_has_no_timer_files(way: str) -> None:
     assert pair.master.files.exists("/store/timerwheel")
 
 
-def test_what_the_killed_master_delivered_does_not_come_again() -> None:
+def test_messages_that_the_killed_master_delivered_are_not_repeated() -> None:
     """Its checkpoint does not say it, the log does: it has not been saved for two seconds."""
     pair = Pair()
     for due_ms in range(1000, 5000, 100):
