@@ -1,4 +1,4 @@
-"""Shares that the broker hands out (400), and who pops (401, 402)."""
+"""Assignments of queues by the broker (400), and the modes of groups (401, 402)."""
 
 import errno
 import json
@@ -48,7 +48,7 @@ def asking(client_id: str = "c", **changes: Any) -> bytes:
 
 
 def shares_in(answer: Command) -> tuple[set[str], Shares]:
-    """The modes, and (broker, queue id) of the queues."""
+    """Return the modes, and the (broker, queue id) of each queue."""
     assert answer.code == 0
     found = bodies.decode_assignments(answer.body).assignments
     if found is None:
@@ -106,7 +106,7 @@ def test_without_balance_everybody_gets_everything(broker: SteppedBroker) -> Non
 
 
 def test_members_of_a_lane_share_among_themselves(broker: SteppedBroker) -> None:
-    """As for 38: otherwise queues had no reader."""
+    """As with the member list (38): otherwise some queues had no reader."""
     clients = join(broker, "1", "2")
     sharing = broker.core.consumers.client_ids_sharing_queues
     assert sharing("G", clients[0].peer, None) == ["1", "2"]
@@ -150,7 +150,7 @@ def test_concurrent_queries_share_one_request_to_a_name_server() -> None:
 
 
 def with_name_server() -> tuple[SteppedBroker, list[str], Callable[[Command | None], None]]:
-    """A broker, the topics of which it asked a name server, and what changes the answer."""
+    """Return a broker, the topics for which it asks, and a function that sets the answer."""
     config = BrokerConfig(broker_name="a", name_server_addresses=("ns:9876",), metrics_enable=False)
     broker, asked = SteppedBroker(config=config), list[str]()
     answers: list[Command | None] = [Command(0, body=bodies.encode_topic_route(A_AND_B))]

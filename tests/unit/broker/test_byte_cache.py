@@ -1,15 +1,15 @@
-"""What is kept is bounded by bytes, and what was asked for longest ago goes first."""
+"""A byte cache is limited in bytes, and removes the least recently used entry first."""
 
 from sluicemq.broker.lanes.cache import ENTRY_BYTES, ByteCache, cache_by_size
 
 
 def counted(bytes_max: int) -> tuple[ByteCache[str], list[str]]:
-    """A cache of texts in capitals, and the texts that it had to make."""
+    """Return a cache of texts in capitals, and the texts that it had to compute."""
     made: list[str] = []
 
     @cache_by_size(len, bytes_max=bytes_max)
     def capitals(text: str) -> str:
-        """In capitals."""
+        """Return a text in capitals."""
         made.append(text)
         return text.upper()
 
@@ -20,7 +20,7 @@ def test_a_cached_result_is_not_computed_again() -> None:
     capitals, made = counted(10 * ENTRY_BYTES)
     assert [capitals(text) for text in ("a", "b", "a")] == ["A", "B", "A"]
     assert made == ["a", "b"]
-    assert capitals.__doc__ == "In capitals."
+    assert capitals.__doc__ == "Return a text in capitals."
 
 
 def test_the_least_recently_used_entry_is_removed_first() -> None:

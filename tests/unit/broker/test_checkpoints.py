@@ -1,4 +1,4 @@
-"""What is popped and not acknowledged: it comes back at its deadline, once, whatever happens."""
+"""Popped messages that are not acknowledged are revived at their deadline, exactly once."""
 
 import errno
 import random
@@ -48,7 +48,7 @@ def popper(broker: SteppedBroker) -> Popper:
 def restarted(
     broker: SteppedBroker, files: CrashableFiles | None = None, passed_s: float = 0.0
 ) -> Popper:
-    """As after the end of the process; `files`: as a power loss leaves them."""
+    """Return a popper of a restarted broker, on the files of a kill or on `files`."""
     files = files or broker.files.kill()
     clock = ManualClock(broker.clock.now_ms() + round(passed_s * 1000))
     again = SteppedBroker(files=files, clock=clock, store_config=broker.settings.store)
@@ -60,7 +60,7 @@ def came_back(broker: SteppedBroker, topic: str = RETRY) -> list[bytes]:
 
 
 def save(broker: SteppedBroker) -> None:
-    """As the broker does it every few seconds."""
+    """Save the documents as the broker does it every few seconds."""
     broker.store.sync()
     broker.advance(0.0)
     broker.settle()
@@ -339,8 +339,10 @@ def test_an_acknowledgement_is_undone_if_its_commit_fails(
 def test_acknowledgements_are_undone_if_their_commit_fails_after_the_heap_was_cleaned(
     broker: SteppedBroker, popper: Popper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The heap of deadlines is swept of settled pops when it is long. The failed turn opens them
-    again, so they need a deadline again."""
+    """A long heap of deadlines is cleaned of closed checkpoints.
+
+    The failed commit reopens them, so they must be scheduled again.
+    """
     monkeypatch.setattr(popped_module, "SWEEP_MIN", 0)
     held = [one for _ in range(3) for one in popper.pop(count=1)]
     send(broker, b"d")
@@ -632,7 +634,7 @@ def test_pops_come_back_that_fell_due_while_the_broker_was_away_and_its_files_ar
 def test_a_power_loss_does_not_make_the_file_doubtful(
     broker: SteppedBroker, popper: Popper, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was written behind the last fsync is gone, and the file must not count it as there."""
+    """Records behind the last fsync are lost, so the file must not include them."""
     a, _, _ = popper.pop(invisible_ms=30_000)
     broker.settle()
     save(broker)

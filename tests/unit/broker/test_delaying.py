@@ -1,4 +1,4 @@
-"""Which sends wait, where, and what is refused (spec/delivery.md §1, §2)."""
+"""Which sent messages wait, in which topic, and which are refused (spec/delivery.md §1, §2)."""
 
 from typing import Any
 

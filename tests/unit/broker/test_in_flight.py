@@ -1,4 +1,4 @@
-"""What groups that pop have before them: lag, exactly, and who has what (208, 900131, 900134)."""
+"""The exact lag of groups that pop, and the list of messages in flight (208, 900131, 900134)."""
 
 from simulation.lanes import ModelConsumer, Shared
 from simulation.pops import ack, fill, handles, numbers, pop_fields
@@ -12,7 +12,7 @@ RETRY = "%RETRY%G_T"
 
 
 def lag(client: SteppedClient, topic: str = "T") -> int:
-    """Of queue 0, by 208 and by 900131, which agree."""
+    """Return the lag of queue 0, in which requests 208 and 900131 agree."""
     stats = bodies.decode_consume_stats(client.call(208, {"consumerGroup": "G"}).body)
     one = {(q.topic, q.queue_id): it for q, it in stats.queues.items()}[topic, 0]
     counted = matched(client, topic)

@@ -1,4 +1,4 @@
-"""One lane in one queue: which rule holds for which message, and what the lane may take over."""
+"""The state of one lane in one queue: which rule holds where, and when the lane may go back."""
 
 from sluicemq.broker.lanes.lane_queue import LaneQueue, Span
 from sluicemq.broker.lanes.rules import Atom, create_rule
@@ -8,7 +8,7 @@ ONE, TWO = create_rule([Atom(TAG, "tag1")]), create_rule([Atom(TAG, "tag2")])
 
 
 def spans(end_of_one: int) -> list[Span]:
-    """ONE holds for the messages before an offset, TWO from there on."""
+    """Return spans by which ONE holds before an offset, and TWO from there on."""
     (one,), (two,) = ONE, TWO
     return [Span(0, end_of_one, one), Span(end_of_one, None, two)]
 
@@ -41,5 +41,5 @@ def test_a_lane_with_messages_in_flight_cannot_go_back_before_its_reader() -> No
 
 
 def test_a_lane_cannot_go_back_while_the_offset_of_its_reader_is_unknown() -> None:
-    """After a restart of the broker, until the reader pulls."""
+    """That is so after a restart of the broker, until the reader pulls."""
     assert not LaneQueue(committed_offset=3, delivered_end=3).can_go_back_to(9)

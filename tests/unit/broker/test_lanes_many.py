@@ -1,4 +1,4 @@
-"""A group with very many subscriptions: who is there is served, who left waits in a wider lane."""
+"""A group with very many subscriptions: members are served, and idle lanes are merged."""
 
 import logging
 import os

@@ -1,5 +1,4 @@
-"""Orderly pop: who may take what of a queue, what an acknowledgement moves, what a restart knows
-of it."""
+"""Ordered pops: which messages may be taken, how offsets move, and what survives a restart."""
 
 import pytest
 
@@ -14,7 +13,7 @@ PATH = "/store/config/consumerOrderInfo.json"
 
 
 class Queue:
-    """Queue 0 of T for the group G, a broker that woke `woken`, and its time from START_MS on."""
+    """Queue 0 of topic T for group G, with the queues that the broker woke in `woken`."""
 
     def __init__(self, files: CrashableFiles | None = None, now_ms: int = START_MS) -> None:
         self.broker = SteppedBroker(files=files, clock=ManualClock(now_ms))
@@ -185,7 +184,7 @@ def test_acknowledgements_do_not_undo_a_reset(queue: Queue) -> None:
 
 
 def test_messages_that_come_again_are_counted(queue: Queue) -> None:
-    """As the real broker counts (spec/delivery.md §7)."""
+    """The counts are those of RocketMQ (spec/delivery.md §7)."""
     assert queue.record_pop(1, 2, 3) == RedeliveryCounts({}, 0)
     assert queue.record_pop(1, 2, 3) == RedeliveryCounts({1: 1, 2: 1, 3: 1}, 1)
     assert queue.record_pop(2, 3) == RedeliveryCounts({2: 2, 3: 2}, 2)

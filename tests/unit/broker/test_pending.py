@@ -1,4 +1,4 @@
-"""What waits can be listed and cancelled; slaves get what they ask for."""
+"""Waiting messages can be listed and cancelled, and slaves can copy the state."""
 
 from typing import Any
 
@@ -94,8 +94,10 @@ def test_pages_join_without_gap_or_repetition(
 def test_messages_that_are_not_indexed_yet_are_listed_once(
     waiting: SteppedBroker, client: SteppedClient, page: int
 ) -> None:
-    """As on a new master, which fills its wheel from the log. The broker takes a message in while
-    the list goes on: it comes once all the same."""
+    """A new master, for example, fills its wheel from the log.
+
+    The broker indexes a message between two pages of a list, which contains it once.
+    """
     for number in range(4):
         send(client, f"N{number}", TIMER_DELAY_SEC=15 + 5 * number)
     found, cursor = [], {}

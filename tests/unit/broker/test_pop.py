@@ -1,4 +1,4 @@
-"""Pops, peeks and notifications: the order of checks, what a look finds, and the answers."""
+"""Pops, peeks and notifications: the order of checks, which messages are found, and the answers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Acknowledgements of popped messages, one and many, and changes of their time."""
+"""Acknowledgements of popped messages, single and batched, and changes of their invisible time."""
 
 import base64
 
@@ -221,7 +221,7 @@ def test_the_new_handle_acknowledges(broker: SteppedBroker, client: SteppedClien
 def test_an_acknowledgement_counts_though_the_slaves_of_a_new_master_do_not_have_it_yet(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    """The master before has answered it; the new one hides it until its slaves have it."""
+    """The previous master has answered it; the new one hides it until slaves have it."""
     fill(client, 2)
     held = pop(broker, client)
     broker.run(1)

@@ -1,4 +1,4 @@
-"""Members of one group that pop: one filter for a topic, so that none takes what another wants."""
+"""All members of a group pop a topic by one filter, so that none takes another one's messages."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def member(broker: SteppedBroker, name: str, wanted: Wanted) -> ModelConsumer:
 
 
 def pop(one: ModelConsumer, **changes: object) -> Command:
-    """By what it wants."""
+    """Pop by the filter of the consumer."""
     topic = str(changes.get("topic", "T"))
     kind, expression = one.wanted.get(topic, (TAG, "*"))
     filtering = {"expType": kind, "exp": expression, "invisibleTime": 1000}
@@ -93,7 +93,7 @@ def test_the_next_filter_is_valid_when_no_member_subscribes_to_the_first(
 def test_a_member_that_has_left_does_not_block_another_filter(
     broker: SteppedBroker, client: SteppedClient, way: str
 ) -> None:
-    """Whoever stops a program and starts it with another filter is served at once."""
+    """A program that is stopped and started with another filter is served at once."""
     one, two = member(broker, "one", A), member(broker, "two", B)
     pop(one)
     fill(client, 2, tags="AB")

@@ -1,4 +1,4 @@
-"""Pops and notifications that wait: who is woken, how often, and when they are answered."""
+"""Parked pops and notifications: which are woken, how often, and when they are answered."""
 
 import pytest
 
@@ -12,7 +12,7 @@ FULL, TIMEOUT = 209, 210
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The groups that have looked at the queues."""
+    """Record the group of each pop that reads the queues."""
     found: list[str] = []
     look = PopHandlers._take_messages
 
@@ -25,7 +25,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 class Waiting:
-    """A pop that waits, on a connection of its own."""
+    """A parked pop on a connection of its own."""
 
     def __init__(self, broker: SteppedBroker, code: int = POP, **changes: object) -> None:
         self.client = broker.connect()
@@ -142,7 +142,7 @@ def test_a_filter_of_those_that_wait_is_asked_once_for_the_group(
 def test_a_long_backlog_does_not_delay_other_clients(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    """What a pop that waits has to look at is looked at in steps."""
+    """A parked pop examines many messages in steps."""
     broker.change_store(filter_scan_units_max=10)
     waiting = [Waiting(broker, exp="B", expType="TAG") for _ in range(2)]
     requests = [
@@ -268,7 +268,7 @@ def test_a_pop_whose_last_attempt_finds_no_messages_passes_its_offer_on(
 def test_messages_that_became_available_without_an_offer_are_found_at_the_deadline(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    """A limit that held a message back is raised, which wakes no pop."""
+    """Raising the limit of messages in flight makes a message available, but wakes no pop."""
     broker.change(pop_in_flight_limited=True, pop_in_flight_max=0)
     fill(client, 1)
     assert numbers(client.call(POP, pop_fields(broker))) == [0]

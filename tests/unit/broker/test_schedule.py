@@ -33,7 +33,7 @@ def delivered(broker: SteppedBroker, topic: str = "T") -> list[Any]:
 
 
 def lateness(broker: SteppedBroker) -> list[int]:
-    """Of each delivered message, whose body is the ms at which it is due."""
+    """Return how late each message was delivered; its body is the time in ms when it was due."""
     return [message.store_time_ms - int(message.body) for message in delivered(broker)]
 
 
@@ -201,7 +201,7 @@ def test_an_offset_outside_of_the_queue_is_brought_back_into_it(
 def test_a_level_goes_back_to_messages_that_are_undelivered_by_the_log(
     broker: SteppedBroker, client: SteppedClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The file of another store says that all is delivered; the next message is not due yet."""
+    """The file of another store says that messages are delivered that are not due."""
     send(client, 2)
     broker.run(6.0)
     send(client, 2)

@@ -1,4 +1,4 @@
-"""Timed messages: to the millisecond, in any second, over days, restarts and damage."""
+"""Timed messages are delivered in their millisecond, over days, restarts and damage."""
 
 import random
 from typing import Any
@@ -17,7 +17,7 @@ DAY_S = 86_400
 
 
 def send(client: SteppedClient, due_ms: int, unique_id: str = "", **more: object) -> Any:
-    """A message due at START_MS + due_ms, with that as its body."""
+    """Send a message that is due at START_MS + `due_ms`, which is its body."""
     properties = {"UNIQ_KEY": unique_id or f"A{due_ms}", "TIMER_DELIVER_MS": START_MS + due_ms}
     text = "".join(f"{name}\x01{value}\x02" for name, value in (properties | more).items())
     return client.call(310, send_fields(properties=text), b"%d" % due_ms)
@@ -159,8 +159,10 @@ def test_a_time_beyond_the_wheel_is_reached_by_rolling(
 def test_a_relative_delay_beyond_the_wheel_counts_from_the_send_alone(
     broker: SteppedBroker, client: SteppedClient, name: str
 ) -> None:
-    """The roll stores the message again, with a later store time and the same delay. A delay that
-    counted from there would make the message late, or roll it again and again."""
+    """A roll stores the message again, with a later store time and the same delay.
+
+    A delay that counted from there would make the message late, or roll it again and again.
+    """
     broker.clock.advance(0.345)
     delay_s = 2 * DAY_S + 10 * HOUR_S
     value = delay_s * (1000 if name == "TIMER_DELAY_MS" else 1)
@@ -230,8 +232,10 @@ def test_a_recall_counts_after_a_restart(broker: SteppedBroker, client: SteppedC
 def test_a_recall_counts_though_a_start_takes_it_in_after_the_message_is_due(
     broker: SteppedBroker, client: SteppedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new master builds its wheel from the queue, slice by slice, while time goes on. Found by
-    histories of real processes, 60 and 208 of three replicas."""
+    """A new master fills its wheel from the queue, slice by slice, while time passes.
+
+    Found by histories 60 and 208 of three replicas, with real processes.
+    """
     broker.change(recall_enable=True)
     handle = send(client, 9400).fields["recallHandle"]
     for number in range(40):
@@ -256,8 +260,11 @@ def test_a_recall_counts_though_a_start_takes_it_in_after_the_message_is_due(
 def test_a_recall_counts_though_the_slaves_of_a_new_master_do_not_have_it_yet(
     broker: SteppedBroker, client: SteppedClient, is_overdue: bool, is_rebuilt: bool
 ) -> None:
-    """The master before has answered it. What the slaves do not have is hidden from the timers, as
-    from everybody. Found by history 2081 of two replicas."""
+    """The previous master has answered the recall.
+
+    Records that slaves lack are hidden from the timers, too. Found by history 2081
+    of two replicas.
+    """
     broker.change(recall_enable=True)
     handle = send(client, 9400).fields["recallHandle"]
     broker.run(0.1)
@@ -547,7 +554,7 @@ def test_a_message_sent_after_weeks_of_downtime_survives_a_second_stop(
 def test_a_stop_right_after_a_start_repeats_no_message(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    """The second of the last delivery is not loaded again when the broker stops."""
+    """The slot of the last delivery is not loaded again before the broker stops."""
     due = [5_020, 60_000]
     for due_ms in due:
         send(client, due_ms)
