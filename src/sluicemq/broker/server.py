@@ -342,7 +342,7 @@ class Broker:
         if self.settings.is_gated and confirmed_end is not None:
             # Only now: the tables were loaded with all of the log, also what is not confirmed yet.
             self.store.hide_unconfirmed(confirmed_end)
-        self.store.columns.loads_at_once = False
+        self.store.columns.loads_on_first_use = False
         if isinstance(self._files, SystemFiles):
             self.store.columns.sealer = SealingProcess()
         if not self.settings.is_read_only:

@@ -111,7 +111,7 @@ class BrokerState:
         self.topics = Topics(settings, files, clock)
         self.groups = Groups(settings, files, clock)
         self.offsets = Offsets(settings, files, clock)
-        self.filters = ConsumerFilters(settings, files, clock, store.columns.want)
+        self.filters = ConsumerFilters(settings, files, clock, store.columns.request_columns)
         self.guard = Guard.from_config(files, clock, settings.broker)
         self.access = Access(self.guard)
         self.held_bytes = ClientMemory(settings)
@@ -515,10 +515,10 @@ class BrokerState:
         A read-only broker builds no files.
         """
         columns = self.store.columns
-        if columns.is_wanted and not columns.is_warm:
+        if columns.has_work and not columns.is_loaded:
             yield columns.warm_up
         if not self.settings.is_read_only:
-            yield from columns.work(SEALED_AFTER_S)
+            yield from columns.seal_blocks(SEALED_AFTER_S)
 
     def sweep(self) -> None:
         """Handle what is due: deadlines of requests, delayed messages, transaction checks.

@@ -11,7 +11,7 @@ from sluicemq.model.ids import parse_recall_handle
 from sluicemq.model.system_names import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.model.topic import GroupConfig
 from sluicemq.record.codec import decode_records, encode_batch
-from sluicemq.store.timers.placing import slot_of
+from sluicemq.store.timers.placing import slot_for_due_time
 
 DAY_MS = 86_400_000
 
@@ -99,7 +99,9 @@ def test_a_time_is_put_into_the_slot_of_its_second(
     assert (message.properties["REAL_TOPIC"], message.properties["REAL_QID"]) == ("T", "2")
     handle = parse_recall_handle(answer.fields["recallHandle"])
     assert handle == ("T", "broker-a", slot_ms + 1, "A1")
-    assert slot_of(handle.time_ms, 1000) == slot_ms, "what takes it back falls into the same slot"
+    assert slot_for_due_time(handle.time_ms, 1000) == slot_ms, (
+        "what takes it back falls into the same slot"
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClie
 from sluicemq.model.ids import RecallHandle
 from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.record.codec import decode_records
-from sluicemq.store.timers.files import NONE
+from sluicemq.store.timers.files import NO_UNIT
 from sluicemq.testing.files import CrashableFiles
 
 HOUR_S = 3600
@@ -182,7 +182,7 @@ def test_a_relative_delay_beyond_the_wheel_counts_from_the_send_alone(
 
 def slots(broker: SteppedBroker) -> Any:
     timers = broker.core.delayed.timers
-    return timers.files.wheel.occupied(timers.read_ms, timers.read_ms + 8 * DAY_S * 1000)
+    return timers.files.wheel.iter_occupied_ms(timers.read_ms, timers.read_ms + 8 * DAY_S * 1000)
 
 
 def test_half_a_day_without_a_sweep_is_caught_up(
@@ -494,10 +494,10 @@ def test_chains_of_a_slot_count_their_messages(
     broker.run(0.2)
     slot = broker.core.delayed.timers.files.wheel.get(START_MS + 5000)
     assert slot is not None
-    assert (slot.first, slot.last, slot.messages) == (0, 104, 3)
-    unit = broker.core.delayed.timers.files.log.unit(0)
+    assert (slot.first_unit, slot.last_unit, slot.message_count) == (0, 104, 3)
+    unit = broker.core.delayed.timers.files.log.unit_at(0)
     assert unit is not None
-    assert (unit.previous, unit.write_ms, unit.delay_ms) == (NONE, START_MS, 5000)
+    assert (unit.previous, unit.write_ms, unit.delay_ms) == (NO_UNIT, START_MS, 5000)
 
 
 def test_messages_loaded_late_and_not_delivered_before_another_stop_are_not_lost(

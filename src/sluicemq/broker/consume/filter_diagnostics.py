@@ -43,7 +43,7 @@ from sluicemq.broker.offsets import UnfinishedMessages
 from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
 from sluicemq.filter.plan import ERROR
 from sluicemq.filter.selector import Selector
-from sluicemq.filter.subscriptions import preparation, subscribe
+from sluicemq.filter.subscriptions import preparation_jobs, subscribe
 from sluicemq.model.subscription import SQL92, TAG, MessageFilter, Subscription
 from sluicemq.model.topic import pop_origin
 from sluicemq.net.dispatch import Peer
@@ -234,7 +234,7 @@ class FilterHandlers(BrokerComponent):
 
         Compiled criteria are cached.
         """
-        yield from preparation(subscription.expression, subscription.kind)
+        yield from preparation_jobs(subscription.expression, subscription.kind)
         return self._criteria_cache(subscription.kind, subscription.expression)
 
     # --- lag
@@ -424,7 +424,7 @@ class FilterHandlers(BrokerComponent):
                     continue
                 subscription = self.find_subscription(group, topic)
                 if expression is not None:
-                    yield from preparation(expression, header.kind or TAG)
+                    yield from preparation_jobs(expression, header.kind or TAG)
                     subscription = _parse_subscription(topic, expression, header.kind)
                 yield from self.check_fetched(group, topic)
                 if expression is None:
@@ -490,10 +490,10 @@ class FilterHandlers(BrokerComponent):
         `compared` is the subscription with which the expression is compared, if any.
         """
         topic, rows_max = header.topic, header.count_max or ROWS_MAX
-        yield from preparation(header.expression, header.kind or TAG)
+        yield from preparation_jobs(header.expression, header.kind or TAG)
         subscription = _parse_subscription(topic, header.expression, header.kind)
         stored = sum(end - start for _, start, end in ranges)
-        if not self.store.columns.is_warm:
+        if not self.store.columns.is_loaded:
             yield self.store.columns.warm_up
         from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy is loaded only for trials
 
@@ -536,7 +536,7 @@ class FilterHandlers(BrokerComponent):
         `weight` is the number of characters of its expressions.
         """
         records = self.match_counter.properties
-        blocks = self.store.columns.blocks(topic, queue_id, start, end)
+        blocks = self.store.columns.iter_blocks(topic, queue_id, start, end)
         # A trial counts each condition separately. A long expression would take too long on the
         # event loop, so jobs evaluate its records on another thread.
         if blocks is None or weight > INLINE_WEIGHT_MAX:
@@ -557,7 +557,7 @@ class FilterHandlers(BrokerComponent):
                 def properties_of(row: int, first: int = low) -> Mapping[str, str]:
                     return records.read_at(topic, queue_id, first + row) or {}
 
-                trial.add(part, queue_id, properties_of)
+                trial.add_block(part, queue_id, properties_of)
                 yield None
 
     def report_lanes(self, header: ConsumerGroupRequest, command: Command, peer: Peer) -> Command:

@@ -32,7 +32,7 @@ from simulation.cluster.world import ClusterWorld
 from simulation.crashes.plan import Violation
 from sluicemq.broker.consume.contracts import STRICT
 from sluicemq.broker.lanes.rules import subscription_key
-from sluicemq.client.aio import members as groups
+from sluicemq.client.aio import memberships as groups
 from sluicemq.errors import SluiceError
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import Message, StoredMessage

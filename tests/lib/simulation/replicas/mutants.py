@@ -117,13 +117,13 @@ def trusts_stale_timer_files() -> Any:
 
 def takes_in_new_ones_alone() -> Any:
     """A master whose timer files are gone takes in what comes, and not what waits already."""
-    real = TimerFiles.begin_again
+    real = TimerFiles.start_rebuild
 
-    def begin_again(self: TimerFiles, reason: str, *, is_exact: bool = True) -> None:
+    def start_rebuild(self: TimerFiles, reason: str, *, is_exact: bool = True) -> None:
         real(self, reason, is_exact=is_exact)
         self.queue_offset = self._store.queue_offsets(TIMER_TOPIC, 0)[1]
 
-    return patch.object(TimerFiles, "begin_again", begin_again)
+    return patch.object(TimerFiles, "start_rebuild", start_rebuild)
 
 
 def cancels_here_alone() -> Any:
