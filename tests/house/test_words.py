@@ -28,6 +28,7 @@ REWRITTEN: tuple[str, ...] = (
     "broker/otlp.py",
     "broker/produce",
     "broker/registration.py",
+    "broker/replication",
     "broker/server.py",
     "broker/settings.py",
     "broker/state.py",

@@ -40,8 +40,8 @@ from sluicemq.broker.pop.order import ConsumerOrder
 from sluicemq.broker.produce.intake import MessageIntake
 from sluicemq.broker.produce.relays import ClientRequests, ReplyHandlers
 from sluicemq.broker.produce.send import SendBackHandlers, SendHandlers
-from sluicemq.broker.replication.insync import InSync
-from sluicemq.broker.replication.status import Behind, Steering
+from sluicemq.broker.replication.in_sync import InSyncReplicas
+from sluicemq.broker.replication.status import MeasureLag, RoleController
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
@@ -72,7 +72,7 @@ SEALED_AFTER_S: Final = 10.0
 class BrokerState:
     """The components of one broker in one role. `table.py` routes requests to them."""
 
-    steering: Steering | None = None
+    role_controller: RoleController | None = None
     """What decides the role of this broker with failover. None if the configuration decides it."""
     replication_side: Any = None
     """What runs here for the other replicas: a MasterSide, a SlaveSide, or None."""
@@ -99,7 +99,7 @@ class BrokerState:
         look_up: LookUp = lambda topic, done: done(None),
         offload: Offload = offload_inline,
         compute: Offload | None = None,
-        in_sync: InSync | None = None,
+        in_sync: InSyncReplicas | None = None,
         scheduler: FairScheduler | None = None,
         steady_clock: SteadyClock | None = None,
         supervisor: Supervisor | None = None,
@@ -121,7 +121,7 @@ class BrokerState:
         self.steady_clock = steady_clock or SteadyClock(clock)
         """The clock for deadlines of waiting messages; it never goes back."""
         self.supervisor = supervisor or Supervisor(clock, log)
-        self.replica_lag: Behind = lambda: (None, None)
+        self.replica_lag: MeasureLag = lambda: (None, None)
         self.metric_collectors: list[Callable[[], Iterator[Any]]] = []
         """Further metrics of the process, such as those of a proxy in it."""
         settings.set_host(host)
@@ -505,8 +505,8 @@ class BrokerState:
         self.client_requests.on_disconnect(peer)
         self.background.run_in_background(self._remove_client(peer))
         self.scheduler.remove(peer)
-        if self.steering is not None:
-            self.steering.disconnected(peer)
+        if self.role_controller is not None:
+            self.role_controller.disconnected(peer)
 
     def _remove_client(self, peer: Peer) -> WorkItem[None]:
         """Remove a closed connection from its groups, in steps: there may be thousands."""
@@ -563,7 +563,7 @@ class BrokerState:
         if self.settings.is_slave:
             return
         if self.in_sync is not None:
-            run("in-sync set", self.in_sync.run)
+            run("in-sync set", self.in_sync.tick)
         self.delayed.run()
         run("ordered pops", self.order.run)
         run("epochs", self.epochs.run)
