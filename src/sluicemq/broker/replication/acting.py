@@ -407,7 +407,7 @@ class ActingMaster:
             broker, escape_bridge = self.broker, self._escape_bridge
             if broker is None or escape_bridge is None:
                 return True
-            broker.delayed.run()
+            broker.delayed.run_slice()
             broker.transactions.run()
             self._collect(broker)
             return not escape_bridge.pending_count or await escape_bridge.flush()
