@@ -31,6 +31,7 @@ REWRITTEN: tuple[str, ...] = (
     "broker/pop",
     "broker/produce",
     "broker/registration.py",
+    "broker/replication",
     "broker/server.py",
     "broker/settings.py",
     "broker/state.py",
