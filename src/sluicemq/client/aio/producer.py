@@ -78,9 +78,9 @@ TRACE_PAUSE_S: Final = 5.0
 class CloseReport:
     """The result of closing a producer or a client.
 
-    `settled` is the number of sends that were in progress and ended while `close` waited. `unknown`
-    are the ids of messages that may or may not be stored: no broker confirmed them. Look them up
-    with `sluice message show ID` before you send them again.
+    - `settled`: the number of sends that were in progress and ended while `close` waited.
+    - `unknown`: the ids of messages that may or may not be stored, because no broker confirmed
+      them. Look them up with `sluice message show ID` before you send them again.
     """
 
     settled: int
@@ -178,11 +178,14 @@ class Producer:
             trace=trace,
             first_queue=cluster.choose_first_queue,
         )
+        """Makes the requests of this producer and decides about retries. For internal use."""
         self.sender.on_first_send = on_first_send
         self.group: str = self.sender.group
+        """The producer group."""
         self.transactions: Transactions = Transactions(
             cluster.directory, self.group, listener, trace
         )
+        """The transactions of this producer that are running or have ended. For internal use."""
         self._retries_async = retries_async
         self._callbacks: set[asyncio.Task[None]] = set()
         self._requester = requester
@@ -371,6 +374,7 @@ class Producer:
         return await self.closing.run(lambda: self._close(timeout_s))
 
     async def _close(self, timeout_s: float | None) -> CloseReport:
+        """Close the producer; `close` calls it once."""
         if self._callbacks:
             await asyncio.sleep(0)  # lets the sends begin that send_soon has just scheduled
         sender, settled = self.sender, asyncio.Event()
@@ -432,6 +436,7 @@ class Requester:
         self._cluster = cluster
         self._heartbeat_thread = heartbeat_thread
         self._announced: set[tuple[str, str]] = set()
+        """The (producer group, topic) whose brokers have received a heartbeat."""
 
     async def request(
         self, sender: Sender, outgoing: OutgoingMessage, timeout_s: float
