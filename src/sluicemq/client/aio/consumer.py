@@ -222,7 +222,7 @@ class MessageStream:
         await self.close()
 
     def __repr__(self) -> str:
-        state = "not running" if self._buffer is None else f"{len(self._buffer)} wait"
+        state = "not running" if self._buffer is None else f"{len(self._buffer)} prefetched"
         return f"<MessageStream of {self.group}: {self.subscription!r}, {state}>"
 
 
@@ -242,7 +242,7 @@ class PushConsumer:
     With `batch_max`, the handler is called with a list of messages of one queue. Returning
     acknowledges all of them, and raising rejects all of them; `RetryLaterError(done=n)`
     acknowledges the first n. A broadcasting group has no retries: a rejected message is logged and
-    dropped.
+    dropped, unless the group is ordered.
 
     Any exception of a handler rejects its message, even one that is not an Exception: a
     CancelledError of something that the handler awaits, GeneratorExit, StopIteration. Only closing

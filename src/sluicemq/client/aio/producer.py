@@ -127,6 +127,9 @@ def sender_method(
 class Producer:
     """Sends messages for one producer group. `Sluice.producer` creates it.
 
+        producer = mq.producer("order-service", retries=5)
+        result = await producer.send("orders", b"17 apples", tag="new", keys="order-4711")
+
     Every method that sends raises these errors:
 
     - ConfigurationError: an argument or the message is invalid. Nothing was sent.
@@ -188,6 +191,7 @@ class Producer:
         """The transactions of this producer that are running or have ended. For internal use."""
         self._retries_async = retries_async
         self._callbacks: set[asyncio.Task[None]] = set()
+        """The tasks of `send_soon`. Without this reference, they could be garbage-collected."""
         self._requester = requester
         self.closing: CloseOnce[CloseReport] = CloseOnce()
 
@@ -210,7 +214,8 @@ class Producer:
 
         This is RocketMQ's asynchronous send. `on_done` is called on the event loop: after a success
         with the `SendResult` and None, after a failure with None and the SluiceError that `send`
-        would raise. What `on_done` raises is logged. The other arguments are those of `send`.
+        would raise. What `on_done` raises is logged. The other arguments are those of `send`,
+        except `selector`.
 
         Like RocketMQ, it makes one attempt only, unless the producer was created with
         `retries_async`.
@@ -412,8 +417,9 @@ class Transaction(TransactionBlock):
     leaving raises nothing: `is_acknowledged` is False, and the broker checks the transaction later.
     """
 
-    def __init__(self, cluster: Cluster, *block: Any) -> None:
-        super().__init__(*block)
+    def __init__(self, cluster: Cluster, *arguments: Any) -> None:
+        """Create the block; `arguments` are those of `TransactionBlock`."""
+        super().__init__(*arguments)
         self._cluster = cluster
 
     async def __aenter__(self) -> Self:
