@@ -117,6 +117,7 @@ class PullConsumer:
         for the default group, which has no dead letters.
         """
         self.group: str = check_group(group)
+        """The group under whose name it pulls and commits."""
         check_undecodable(on_undecodable, body_bytes_max)
         if on_undecodable == DEAD_LETTER and group == TOOLS_GROUP:
             raise ConfigurationError(
@@ -124,6 +125,7 @@ class PullConsumer:
                 fix="Name the group that the dead letters belong to: pull_consumer(group, …).",
             )
         self.on_undecodable: OnUndecodable = on_undecodable
+        """What becomes of a message whose body cannot be decoded; see `OnUndecodable`."""
         self._body_bytes_max = body_bytes_max
         self._cluster = cluster
         self._subscriptions: dict[tuple[str, str | None, str | None], Subscription] = {}
@@ -352,15 +354,20 @@ class LitePullConsumer:
     ) -> None:
         """Create a consumer. Applications call `Sluice.lite_pull` instead."""
         self.group = group
+        """The consumer group."""
         self.options = options
+        """The options of the consumer."""
         self._cluster = cluster
         self._memberships = memberships
         self._buffer = PausablePrefetchBuffer()
         self._member: Member | None = None
+        """The membership in the group while topics are subscribed to, else None."""
         self._topics: list[str] = []
         self._assigned_readers: Readers | None = None
+        """The readers of the assigned queues, None before the first `assign`."""
         self._tasks = Tasks()
         self._watched: dict[str, list[QueuesListener]] = {}
+        """Maps a topic to the listeners that `watch_queues` added."""
         self._closing: CloseOnce[None] = CloseOnce()
         self.on_assignment_change: AssignmentListener | None = None
         """Called with (topic, all queues of the topic, queues of this consumer) after a rebalance.
@@ -738,6 +745,7 @@ class LitePullConsumer:
         await self._closing.run(self._close)
 
     async def _close(self) -> None:
+        """Leave the group; `close` calls it once."""
         await self._tasks.close()
         self._leave_member()
         while self._topics:

@@ -159,8 +159,8 @@ class ReceivedMessage:
         then the original counts as acknowledged. After the maximum number of retries the copy
         becomes a dead letter. In an ordered group the message stays in its queue instead, and is
         delivered again after `suspend_s` seconds, before any other message of the queue.
-        Broadcasting groups and consumers that are polled (`LitePullConsumer`) have no retries: they
-        log a warning and drop the message.
+        Other broadcasting groups, and consumers that are polled (`LitePullConsumer`), have no
+        retries: they log a warning and drop the message.
 
         - `delay_level`: 0 means increasing delays (10 s, 30 s … 2 h), 1 or more a delay level of
           the broker, -1 a dead letter at once. None (the default) means the consumer's
