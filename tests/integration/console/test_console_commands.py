@@ -1,4 +1,4 @@
-"""Test `sluice console` as a process, the commands for its accounts, and the console of `sluice up`."""
+"""Test `sluice console` as a process, its account commands, and the console of `sluice up`."""
 
 import os
 import re
