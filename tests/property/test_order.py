@@ -64,9 +64,9 @@ class World:
         order = self.broker.core.order
         is_hidden = any(until_ms > self.now_ms for until_ms in self.hidden_ms.values())
         may = order.can_pop(G, T, 0, attempt, self.now_ms)
-        assert may or is_hidden, "hidden for longer than was told"
+        assert may or is_hidden, "invisible for longer than promised"
         is_same = bool(attempt) and attempt == self.attempt
-        assert not (may and is_hidden) or is_same, "given to two"
+        assert not (may and is_hidden) or is_same, "delivered to two consumers"
         start = self.committed
         offsets = tuple(range(start, min(start + count, END)))
         if not may or not offsets:

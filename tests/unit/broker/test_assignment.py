@@ -120,7 +120,7 @@ def test_the_queues_of_all_brokers_are_assigned() -> None:
     assert asked == ["T"], "within the time the answer is known"
     broker.advance(31)
     answer(None)
-    assert ask(client) == EVERY, "nobody answers: what was known goes on"
+    assert ask(client) == EVERY, "without an answer, the last route is used"
     answer(Command(1, remark="busy"))
     assert ask(client) == EVERY
     answer(Command(0, body=b"nonsense"))
@@ -172,7 +172,7 @@ def test_popping_members_read_any_queue_of_each_broker() -> None:
     one, _ = join(broker, "1", "2")
     assert set_mode(one).code == 0
     assert shares_in(one.call(QUERY, None, asking("1"))) == ({"POP"}, [("a", -1), ("b", -1)])
-    assert ask(one, "stranger") == [("a", -1), ("b", -1)], "nobody is asked who it is"
+    assert ask(one, "stranger") == [("a", -1), ("b", -1)], "the client need not identify itself"
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_an_ordered_queue_is_free_after_the_invisible_time(
     broker.clock.set_wall_clock(step_s)
     if step_s < 0:
         broker.run(3.0, STEP_S)
-        assert not client.call(POP, ordered()).body, "it is blocked still"
+        assert not client.call(POP, ordered()).body, "it is still blocked"
     broker.run(4.0, STEP_S)
     assert numbers(client.call(POP, ordered())) == [0]
 

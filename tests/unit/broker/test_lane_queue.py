@@ -37,7 +37,7 @@ def test_a_lane_with_messages_in_flight_cannot_go_back_before_its_reader() -> No
     assert not reading.can_go_back_to(5)
     assert reading.can_go_back_to(6)
     reading.commit(6)
-    assert reading.can_go_back_to(5), "it has nothing in hand, so it can be sent back"
+    assert reading.can_go_back_to(5), "it has no messages in flight, so it can go back"
 
 
 def test_a_lane_cannot_go_back_while_the_offset_of_its_reader_is_unknown() -> None:

@@ -25,7 +25,7 @@ def test_the_client_that_reads_the_queue_now_is_redirected() -> None:
     resets = Resets()
     resets.add("lane", "T", 0, 7)
     assert resets.redirect("lane", "T", 0, 12, "gone") == 7
-    assert resets.redirect("lane", "T", 0, 12, "reader") == 7  # it was never told
+    assert resets.redirect("lane", "T", 0, 12, "reader") == 7  # it was not redirected
     assert resets.blocks_commits("lane", "T", 0)
     assert resets.redirect("lane", "T", 0, 7, "reader") is None
     assert not resets
@@ -79,7 +79,7 @@ def test_a_new_lane_is_not_sent_where_the_one_of_its_subscription_was_before_it(
     lanes.resets.add(key, "T", 0, 0)
     broker.pass_seconds(31)
     broker.pass_seconds(1)
-    assert len(lanes.lanes) == 2, "it is forgotten: others want all that it wanted"
+    assert len(lanes.lanes) == 2, "the lane has ended: others want all its messages"
     assert not lanes.resets
     new = ModelConsumer(broker, shared, "new", late, 1)
     _read(*stay, new)

@@ -131,4 +131,4 @@ def test_a_start_reads_a_limited_number_of_records(
     found = delivered(broker)
     assert found.keys() == {f"m{number}" for number in range(20)}
     assert found["m0"] == 1
-    assert found["m19"] == 2, "it may come again, and is not lost"
+    assert found["m19"] == 2, "it may be repeated, and is not lost"

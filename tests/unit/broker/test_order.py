@@ -171,7 +171,7 @@ def test_without_a_known_pop_no_message_is_skipped(queue: Queue) -> None:
 def test_acknowledgements_do_not_undo_a_reset(queue: Queue) -> None:
     queue.record_pop(5, 6)
     queue.broker.core.offsets.reset(G, T, 0, 2)
-    assert queue.can_pop(), "nothing blocks the place where the group was sent"
+    assert queue.can_pop(), "no message blocks the new offset of the group"
     queue.ack(5)
     queue.ack(2)
     assert queue.committed == 2

@@ -108,7 +108,7 @@ def test_thousands_due_together_are_delivered_in_slices_and_in_order(
                                    b"%d" % number))  # fmt: skip
     broker.step()
     broker.advance(1.0)
-    assert 0 < len(delivered(broker)) < 3000, "one slice leaves the others their turn"
+    assert 0 < len(delivered(broker)) < 3000, "one slice lets other work run"
     broker.settle()
     assert [int(message.body) for message in delivered(broker)] == list(range(3000))
 
@@ -130,7 +130,7 @@ def test_a_message_that_is_not_durable_yet_is_delivered_when_it_is() -> None:
     broker.step()
     assert delivered(broker) == [], "written, and not on disk"
     broker.settle()
-    assert len(delivered(broker)) == 1, "nobody else's answer was needed to make it visible"
+    assert len(delivered(broker)) == 1, "no other answer was needed to make it visible"
 
 
 # --- restarts

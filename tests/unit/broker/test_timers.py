@@ -438,7 +438,7 @@ def test_no_file_is_written_without_a_change(broker: SteppedBroker, client: Step
     broker.run(5.0)
     assert not list(timers.save())
     broker.advance(60)
-    assert list(timers.save()), "once a minute the time is noted"
+    assert list(timers.save()), "the time is saved once a minute"
 
 
 def test_a_checkpoint_that_failed_is_made_the_next_time(
