@@ -56,6 +56,20 @@ from sluicemq.model.system_names import TOOLS_GROUP
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_records
 
+_log = logging.getLogger("sluicemq.client")
+POLL_TIMEOUT_S: Final = 5.0
+"""How many seconds `poll` waits for a message by default."""
+WATCH_PERIOD_S: Final = 30.0
+"""The default interval in seconds at which `watch_queues` looks for changes."""
+QueuesListener = Callable[[str, list[MessageQueue]], None]
+"""A function (topic, queues) that is called with the changed queues of a topic."""
+AssignmentListener = Callable[[str, list[MessageQueue], list[MessageQueue]], None]
+"""A function (topic, all queues of the topic, queues of this consumer)."""
+_ONE_MODE_FIX: Final = (
+    "Use two consumers: one that subscribes to topics and one with assigned queues."
+)
+"""The fix of errors about a consumer that both subscribes and has assigned queues."""
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PullResult:
@@ -313,17 +327,6 @@ class PullConsumer:
         stored it.
         """
         await RetrySender(self._cluster, self.group, None).send_back(message, delay_level)
-
-
-_log = logging.getLogger("sluicemq.client")
-POLL_TIMEOUT_S: Final = 5.0
-"""How many seconds `poll` waits for a message by default."""
-WATCH_PERIOD_S: Final = 30.0
-"""The default interval in seconds at which `watch_queues` looks for changes."""
-QueuesListener = Callable[[str, list[MessageQueue]], None]
-"""A function (topic, queues) that is called with the changed queues of a topic."""
-AssignmentListener = Callable[[str, list[MessageQueue], list[MessageQueue]], None]
-"""A function (topic, all queues of the topic, queues of this consumer)."""
 
 
 @with_hints
@@ -762,6 +765,3 @@ class LitePullConsumer:
     def __repr__(self) -> str:
         state = f"{len(self.assignment)} queues" if self.is_running else "reads nothing"
         return f"<LitePullConsumer of {self.group}: {', '.join(self._topics) or '-'}, {state}>"
-
-
-_ONE_MODE_FIX = "Use two consumers: one that subscribes to topics and one with assigned queues."
