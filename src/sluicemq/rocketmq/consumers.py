@@ -557,7 +557,7 @@ class DefaultLitePullConsumer(_GroupConsumer[LitePullConsumer]):
             listener(topic, to_rocketmq_queues(queues))
 
         self._call(
-            LitePullConsumer.on_queues,
+            LitePullConsumer.watch_queues,
             topic,
             on_change,
             period_s=self.topic_metadata_check_interval_millis / 1000,

@@ -22,7 +22,7 @@ from functools import total_ordering
 from typing import Any, Final, Self, overload
 
 from sluicemq.client.aio.pull import PullResult as CorePullResult
-from sluicemq.client.aio.received import ReceivedMessage, of_record
+from sluicemq.client.aio.received import ReceivedMessage, record_attribute
 from sluicemq.client.core.consuming import original_topic
 from sluicemq.client.core.requests import PullStatus
 from sluicemq.client.core.requests import SendResult as CoreSendResult
@@ -485,19 +485,19 @@ class MessageExt(StrictAttributes):
         self._attempt = attempt
         self._received = received
 
-    tags: str | None = of_record("tag")
-    raw_body: bytes = of_record("raw_body")
-    flag: int = of_record("flag")
-    msg_id: str = of_record("message_id")
-    offset_msg_id: str = of_record("offset_message_id")
-    transaction_id: str = of_record("message_id")
-    queue_id: int = of_record("queue_id")
-    broker_name: str = of_record("broker")
-    queue_offset: int = of_record("queue_offset")
-    commit_log_offset: int = of_record("physical_offset")
-    store_size: int = of_record("size_bytes")
-    born_timestamp: int = of_record("born_time_ms")
-    store_timestamp: int = of_record("store_time_ms")
+    tags: str | None = record_attribute("tag")
+    raw_body: bytes = record_attribute("raw_body")
+    flag: int = record_attribute("flag")
+    msg_id: str = record_attribute("message_id")
+    offset_msg_id: str = record_attribute("offset_message_id")
+    transaction_id: str = record_attribute("message_id")
+    queue_id: int = record_attribute("queue_id")
+    broker_name: str = record_attribute("broker")
+    queue_offset: int = record_attribute("queue_offset")
+    commit_log_offset: int = record_attribute("physical_offset")
+    store_size: int = record_attribute("size_bytes")
+    born_timestamp: int = record_attribute("born_time_ms")
+    store_timestamp: int = record_attribute("store_time_ms")
 
     @property
     def body(self) -> bytes:

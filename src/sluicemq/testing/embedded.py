@@ -100,7 +100,7 @@ class IdlePauses:
         if period_s == SWEEP_S:
             core, now_ms = self._broker.core, self._clock.now_ms()
             wheel = core.delayed.timers.files.wheel
-            due_soon = wheel.occupied(now_ms, now_ms + int(2000 * SWEEP_PAUSE_MAX_S))
+            due_soon = wheel.iter_occupied_ms(now_ms, now_ms + int(2000 * SWEEP_PAUSE_MAX_S))
             has_work = core.transactions.table or any(True for _ in due_soon)
             pause_max_s = SWEEP_PAUSE_DUE_S if has_work else SWEEP_PAUSE_MAX_S
         return max(period_s, min((now_s - self._stored_since_s) / 4, pause_max_s))
@@ -143,7 +143,7 @@ class EmbeddedSluice(Sluice):
         )
         self.servers = servers
         if isinstance(servers.clock, VirtualClock):
-            self.cluster.poll_s = POLL_S
+            self.cluster.long_poll_s = POLL_S
 
     @property
     def clock(self) -> VirtualClock:

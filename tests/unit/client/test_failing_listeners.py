@@ -135,11 +135,11 @@ async def test_an_unforeseen_error_of_a_reader_a_commit_or_a_balance_is_not_its_
         stream = mq.subscribe("t", group="g", commit_period_s=1.0, balance_period_s=1.0)
         await stream.start()
         member = mq._members["g"]
-        (queue,) = member.readers.of_topic("t")
+        (queue,) = member.readers.queues_of_topic("t")
         reader = member.readers.get(queue)
-        take, commit, members = reader._take, Readers.commit, member._members
+        take, commit, members = reader._accept_response, Readers.commit, member._fetch_members
 
-        def _take(answer):
+        def _accept(answer):
             fail("pull")
             take(answer)
 
@@ -147,13 +147,13 @@ async def test_an_unforeseen_error_of_a_reader_a_commit_or_a_balance_is_not_its_
             fail("commit")
             await commit(self, **named)
 
-        async def _members(route):
+        async def _fetch(route):
             fail("share")
             return await members(route)
 
-        monkeypatch.setattr(reader, "_take", _take)
+        monkeypatch.setattr(reader, "_accept_response", _accept)
         monkeypatch.setattr(Readers, "commit", _commit)
-        monkeypatch.setattr(member, "_members", _members)
+        monkeypatch.setattr(member, "_fetch_members", _fetch)
         await mq.send("t", b"x")
         await mq.clock.advance(seconds=20)
         (message,) = await stream.receive_many(timeout_s=1.0)

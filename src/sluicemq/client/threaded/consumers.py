@@ -50,7 +50,7 @@ class BlockingMessage(ReceivedMessage):
         The offset is committed with the next periodic commit (every 5 s by default), or when the
         consumer is closed. After that, this does nothing.
         """
-        self._portal.call_soon(self._inner.settle)
+        self._portal.call_soon(self._inner.ack_nowait)
 
     def reject(  # type: ignore[override]
         self, delay_level: int | None = None, *, suspend_s: float | None = None
@@ -313,7 +313,7 @@ class LitePullConsumer(_BlockingConsumer[AsyncLitePullConsumer]):
     commit: Final = blocking(AsyncLitePullConsumer.commit)
     pause: Final = blocking(AsyncLitePullConsumer.pause)
     resume: Final = blocking(AsyncLitePullConsumer.resume)
-    on_queues: Final = blocking(AsyncLitePullConsumer.on_queues)
+    watch_queues: Final = blocking(AsyncLitePullConsumer.watch_queues)
     seek: Final = blocking(AsyncLitePullConsumer.seek)
     seek_to_begin: Final = blocking(AsyncLitePullConsumer.seek_to_begin)
     seek_to_end: Final = blocking(AsyncLitePullConsumer.seek_to_end)

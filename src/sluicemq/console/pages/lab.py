@@ -5,7 +5,7 @@ from typing import Any, Final
 from sluicemq.client.admin.filter_trials import BrokerTrial
 from sluicemq.console.context import Answer, Context
 from sluicemq.errors import SluiceError
-from sluicemq.filter.check import check
+from sluicemq.filter.check import check_sql92
 from sluicemq.model.properties import settable_properties
 from sluicemq.model.subscription import SQL92, TAG
 
@@ -23,7 +23,7 @@ async def show(context: Context) -> Answer:
     kind = TAG if context.query.get("kind") == TAG else SQL92
     values: dict[str, Any] = {
         "topic": topic, "expression": expression, "kind": kind, "group": group, "total": None,
-        "findings": check(expression) if expression and kind == SQL92 else [], "error": None,
+        "findings": check_sql92(expression) if expression and kind == SQL92 else [], "error": None,
         "topics": await context.listed("topics", context.admin.topics),
     }  # fmt: skip
     if topic and expression and not any(one.is_error for one in values["findings"]):
