@@ -41,8 +41,10 @@ REWRITTEN: tuple[str, ...] = (
     "client/idempotence.py",
     "client/ledger.py",
     "client/tasks.py",
+    "console",
     "net",
     "operate",
+    "pipelines",
     "proxy",
     "wire",
 )

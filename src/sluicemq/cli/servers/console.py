@@ -74,7 +74,7 @@ def console(
             f"the console needs the package {error.name}.", fix=install_extra("console")
         ) from error
     from sluicemq.client.aio.sluice import Sluice  # noqa: PLC0415 - not for `--help`
-    from sluicemq.console.audit import Audit  # noqa: PLC0415
+    from sluicemq.console.audit import AuditLog  # noqa: PLC0415
 
     def connect(credentials: tuple[str, str] | None) -> Sluice:
         return Sluice(
@@ -87,12 +87,12 @@ def console(
         made = app.Console(
             connect,
             Accounts(path or default_path()),
-            audit=Audit(SYSTEM_CLOCK, audit or ""),
+            audit=AuditLog(SYSTEM_CLOCK, audit or ""),
             is_read_only=read_only,
             pipelines=pipelines,
             proxies=proxies,
         )
-        return f"console={await stack.enter_async_context(serve.serving(made, host, port))}"
+        return f"console={await stack.enter_async_context(serve.run_server(made, host, port))}"
 
     run_servers(start)
 
@@ -118,7 +118,7 @@ def add(name: str, role: str, secret_stdin: bool, path: str | None) -> None:
         else click.prompt("Secret", hide_input=True, confirmation_prompt=True)
     )
     accounts = Accounts(path or default_path())
-    accounts.add(name, secret, Role.of(role))
+    accounts.add(name, secret, Role.parse(role))
     click.echo(f"Account {name} may {role}; it is in {accounts.path}.")
 
 
@@ -127,7 +127,7 @@ def add(name: str, role: str, secret_stdin: bool, path: str | None) -> None:
 @json_option
 def list_accounts(path: str | None, as_json: bool) -> None:
     """List names and roles."""
-    known = Accounts(path or default_path()).all().values()
+    known = Accounts(path or default_path()).load().values()
     records: list[dict[str, Any]] = [
         {"name": one.name, "role": one.role.name.lower()} for one in known
     ]
