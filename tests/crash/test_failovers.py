@@ -91,7 +91,7 @@ def test_a_timed_message_that_was_too_late_for_its_second_is_not_taken_for_deliv
     send_timed(broker.connect(), 2050)
     broker.clock.advance(5)  # nobody sweeps meanwhile
     broker.core.delayed.timers.prepare(TimeSlice(broker.clock, 1.0, 1000))
-    assert broker.core.delayed.timers.queue_behind == 0
+    assert broker.core.delayed.timers.unindexed_count == 0
     broker.core.delayed.save()
     broker = fail_over(broker)
     broker.run(1.0)

@@ -67,7 +67,7 @@ def conversation(name_server: str, proxy: str) -> None:
         )  # fmt: skip
         assert client["topics"] == {"orders": "paid"}
         text = run("proxy", "status", proxy)
-        assert "2 connections, 1 clients, 0 waiting polls; the proxy is in its broker." in text
+        assert "2 connections, 1 clients, 0 waiting polls. The proxy runs in its broker." in text
         options = ("group", "show", "billing", "-n", name_server, "--proxy", proxy)
         report = run(*options, "--json")
         (member,) = report["clients"]
@@ -78,7 +78,7 @@ def conversation(name_server: str, proxy: str) -> None:
         text = run(*options)
         assert "GO" in text
         assert "5.1.2" in text
-        assert f"Members of billing by {proxy}" in text
+        assert f"Members of billing at {proxy}" in text
         assert "5.1.2" in run("consumer", "list", "billing", "-n", name_server)
         said.put(None)
 

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("google.protobuf")
 
 from sluicemq.cli.servers.ports import free_ports
-from sluicemq.cli.servers.processes import Child, etcd_child, etcd_is_healthy
+from sluicemq.cli.servers.processes import SupervisedProcess, is_etcd_healthy, make_etcd_process
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.client.sync.producer import Producer
@@ -35,17 +35,17 @@ TIMEOUT_S = 60
 
 async def test_an_etcd_that_is_killed_comes_back_with_its_data(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    etcd = etcd_child(tmp_path / "etcd", port)
+    etcd = make_etcd_process(tmp_path / "etcd", port)
     await etcd.start()
     try:
-        assert await etcd_is_healthy(port)
+        assert await is_etcd_healthy(port)
         os.kill(process_id(etcd), signal.SIGKILL)
         async with asyncio.timeout(limit(10)):
-            while not await etcd_is_healthy(port):
+            while not await is_etcd_healthy(port):
                 await asyncio.sleep(0.05)
     finally:
         await etcd.close()
-    assert not await etcd_is_healthy(port)
+    assert not await is_etcd_healthy(port)
     assert (tmp_path / "etcd" / "member").is_dir()
 
 
@@ -60,7 +60,7 @@ async def test_a_child_that_is_closed_while_it_starts_again_leaves_nothing_behin
             assert process.stdout is not None
             await process.stdout.readuntil(b"\n")
 
-    child = Child("sleeper", ["sleep", "60"], await_ready, 0)
+    child = SupervisedProcess("sleeper", ["sleep", "60"], await_ready, 0)
     await child.start()
     begun[0].kill()
     await until(lambda: len(begun) == 2)
@@ -72,7 +72,7 @@ async def test_a_child_that_is_closed_while_it_starts_again_leaves_nothing_behin
     assert not said
 
 
-def process_id(child: Child) -> int:
+def process_id(child: SupervisedProcess) -> int:
     process = child._process
     assert process is not None
     return process.pid

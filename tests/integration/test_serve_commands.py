@@ -407,7 +407,7 @@ def test_without_the_extra_up_says_how_to_get_a_proxy(tmp_path: Path) -> None:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ModuleNotFoundError(name='google.protobuf')")
     code = (
-        "from sluicemq.cli.servers.serve import LOOPBACK, Running, start_broker\n"
+        "from sluicemq.cli.servers.serve import LOOPBACK, RunningServers, start_broker\n"
         "from sluicemq.config import load_broker_config\n"
         "import asyncio, logging\n"
         "logging.basicConfig()\n"
@@ -415,7 +415,7 @@ def test_without_the_extra_up_says_how_to_get_a_proxy(tmp_path: Path) -> None:
         " 'bindAddress': LOOPBACK, 'metricsExporterType': 'DISABLE'}\n"
         "config, store, _ = load_broker_config('', overrides=keys)\n"
         "async def main(proxy):\n"
-        "    async with Running() as stack:\n"
+        "    async with RunningServers() as stack:\n"
         "        print(await start_broker(config, store, stack, proxy=proxy))\n"
         "asyncio.run(main(None))\n"
         "asyncio.run(main(True))\n"
@@ -455,11 +455,11 @@ def test_an_edited_file_is_taken_up_on_sighup_and_a_wrong_one_is_not(
             select.select([], [], [], 0.05)
         return ask(address, Command(26))
 
-    told = reread("traceOn=false\nregionId=there\nbrokerName=other\n", "was read again")
+    told = reread("traceOn=false\nregionId=there\nbrokerName=other\n", "was reloaded")
     assert b"traceOn=false\n" in told
     assert b"regionId=there\n" in told
     assert b"sluicePending.brokerName=other\n" in told, "it waits for the next start"
-    told = reread("traceOn=perhaps\nregionId=nowhere\n", "was not taken up")
+    told = reread("traceOn=perhaps\nregionId=nowhere\n", "was not reloaded")
     assert b"regionId=there\n" in told
     messages = [json.loads(one)["message"] for one in log.read_text().splitlines()]
     assert any("traceOn" in one and "perhaps" in one for one in messages)
@@ -534,8 +534,8 @@ def test_several_brokers_share_what_is_sent_and_one_that_is_killed_comes_back(
         wait_for(lambda: all(is_reread(tmp_path / "log" / f"up.{name}") for name in NAMES))
 
         os.kill(admin.replicas()[1]["said"]["pid"], signal.SIGKILL)
-        wait_for(lambda: "broker-b serves again" in log.read_text())
-        assert "broker-b has ended (SIGKILL); it is started again in 1 s" in log.read_text()
+        wait_for(lambda: "broker-b is ready again" in log.read_text())
+        assert "broker-b ended (SIGKILL). Restarting it in 1 s." in log.read_text()
     with Admin(name_server) as admin:  # without the connection that is gone
         wait_for(lambda: admin.masters() == told)
         assert in_each(admin, "Made") == shares["Made"]
@@ -559,13 +559,13 @@ def test_when_one_of_several_brokers_does_not_start_none_is_left(
     process = processes.start("up", "--brokers", "3", *FREE, "--store", str(tmp_path))
     output, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert (process.returncode, output) == (1, "")
-    assert "sluice: broker-b did not start (exit code 2). What hindered it is above." in errors
+    assert "sluice: broker-b did not start (exit code 2). The reason is in the log above." in errors
     assert "started again" not in errors
     assert "Traceback" not in errors
 
 
 def is_reread(log: Path) -> bool:
-    return "broker.conf was read again: traceOn" in log.read_text()
+    return "broker.conf was reloaded: traceOn" in log.read_text()
 
 
 def is_alive(address: str) -> bool:

@@ -60,7 +60,7 @@ class World:
     def pop(self, attempt: str, count: int, hidden_ms: int) -> None:
         order = self.broker.core.order
         is_hidden = any(until_ms > self.now_ms for until_ms in self.hidden_ms.values())
-        may = order.may_pop(G, T, 0, attempt, self.now_ms)
+        may = order.can_pop(G, T, 0, attempt, self.now_ms)
         assert may or is_hidden, "hidden for longer than was told"
         is_same = bool(attempt) and attempt == self.attempt
         assert not (may and is_hidden) or is_same, "given to two"
@@ -69,7 +69,7 @@ class World:
         if not may or not offsets:
             return
         self.broker.clock.advance(0.001)  # no two pops of a queue have one time
-        order.took(G, T, 0, offsets, attempt, self.now_ms, hidden_ms)
+        order.record_pop(G, T, 0, offsets, attempt, self.now_ms, hidden_ms)
         self.pops.append((self.now_ms, offsets))
         self.attempt, self.pop_ms = attempt, self.now_ms
         self.hidden_ms = dict.fromkeys(offsets, self.now_ms + hidden_ms)
@@ -89,7 +89,7 @@ class World:
         if self.pops:
             pop_ms, offsets = self.pops[-1]
             offset, until_ms = offsets[index % len(offsets)], self.now_ms + hidden_ms
-            self.broker.core.order.change(G, T, 0, offset, pop_ms, until_ms)
+            self.broker.core.order.set_visible_time(G, T, 0, offset, pop_ms, until_ms)
             if offset in self.hidden_ms and pop_ms == self.pop_ms:
                 self.hidden_ms[offset] = until_ms
 

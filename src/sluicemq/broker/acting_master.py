@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sluicemq.broker.context import BrokerEnvironment
 from sluicemq.broker.replication.acting import SEND_S, Acting, Escape, StandIn, ask_escaped
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
@@ -128,12 +129,14 @@ class ActingMasterContext:
         acting = BrokerState(
             settings,
             store,
-            files=files,
-            clock=core.clock,
-            host=core.settings.host,
-            unique_ids=UniqueIds(core.clock, core.settings.store_host[:-4], 0, 0),
-            call_soon=loop.call_soon,
-            call_later=loop.call_later,
+            BrokerEnvironment(
+                files=files,
+                clock=core.clock,
+                host=core.settings.host,
+                unique_ids=UniqueIds(core.clock, core.settings.store_host[:-4], 0, 0),
+                call_soon=loop.call_soon,
+                call_later=loop.call_later,
+            ),
         )
         # Transaction checks go to the producers of the slave, which keep their access rights.
         acting.producers.groups, acting.access = core.producers.groups, core.access

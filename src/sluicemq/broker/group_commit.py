@@ -324,7 +324,6 @@ class GroupCommit:
         """The number of answers per bucket of `LATENCY_BOUNDS_S`; the last one has no bound."""
         self.latency_sum_s = 0.0
         """The sum of the times that all answers have waited, in seconds."""
-        self.commit_count = 0
         self.failed_commit_count = 0
         # Long polls are woken after the store has returned: an error of theirs must not look like a
         # failed commit.
@@ -415,7 +414,6 @@ class GroupCommit:
         has_internal_messages, self._has_internal_messages = self._has_internal_messages, False
         undos, self._undos = self._undos, []
 
-        self.commit_count += 1
         try:
             end = self._store.commit()
         except Exception as error:  # noqa: BLE001 - every request must be answered

@@ -15,21 +15,21 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from sluicemq.broker.admin import readonly
+from sluicemq.broker.blocking_jobs import BlockingJobs
 from sluicemq.broker.consume.columns_helper import SealingProcess
+from sluicemq.broker.context import BrokerEnvironment
 from sluicemq.broker.documents import DocumentWriter
 from sluicemq.broker.metrics import (
     BrokerCollector,
     find_health_problems,
     find_readiness_problems,
-    serve_metrics,
 )
-from sluicemq.broker.otlp import MetricsPusher
 from sluicemq.broker.registration import (
     Announcements,
     Registration,
@@ -61,9 +61,11 @@ from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import FairScheduler, ServerLimits
 from sluicemq.net.network import SOCKET_NETWORK, Listener, Network, with_tls
 from sluicemq.net.tls import broker_client_tls
-from sluicemq.net.work.background import fast_thread_switching, offload_to_executor
+from sluicemq.net.work.background import offload_to_executor
 from sluicemq.store.store import Store
 from sluicemq.supervision import Supervisor
+from sluicemq.telemetry.metrics import serve_metrics
+from sluicemq.telemetry.otlp import MetricsPusher
 from sluicemq.wire.frames import Command
 
 log = logging.getLogger("sluicemq.broker")
@@ -166,7 +168,7 @@ class Broker:
         self._filter_executor = executor or ThreadPoolExecutor(
             1, "sluice-filters", initializer=restore_priority
         )
-        self._executor_jobs: set[asyncio.Future[Any]] = set()  # the end of a role waits for them
+        self._jobs = BlockingJobs(self._executor)
         self._servers: list[Listener] = []
         self._scheduler = scheduler
         self._store: Store | None = None  # while it is open
@@ -176,7 +178,7 @@ class Broker:
         self._loop: asyncio.AbstractEventLoop
         self._steady_clock = SteadyClock(clock)
         self._supervisor = Supervisor(clock, log)
-        self._writer = DocumentWriter(self._in_executor)
+        self._writer = DocumentWriter(self._jobs.run)
         self._jobs_task: asyncio.Task[None] | None = None
         """Runs the background jobs of the present role. None if the broker does not serve."""
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -207,7 +209,7 @@ class Broker:
         try:
             if config.is_pushed:
                 collect = BrokerCollector(lambda: self.core).collect
-                self._pusher = await self._in_executor(
+                self._pusher = await self._jobs.run(
                     partial(MetricsPusher, collect, config, kind="broker", node=config.broker_name)
                 )
             await self._open({})
@@ -277,7 +279,7 @@ class Broker:
             await server.close()
         if self._store is not None:
             with contextlib.suppress(SluiceError, OSError):
-                await self._in_executor(self._store.close)
+                await self._jobs.run(self._store.close)
         self._executor.shutdown(wait=False)
         self._filter_executor.shutdown(wait=False)
 
@@ -327,12 +329,12 @@ class Broker:
         if self.settings.is_failover:
             master_id = self.term.master_id if self.term is not None else None
             self.settings.is_slave = master_id != self.settings.broker.broker_id
-        self.store, files, self._confirmed, mirror = await self._in_executor(self._open_store)
+        self.store, files, self._confirmed, mirror = await self._jobs.run(self._open_store)
         config = self.settings.broker  # `readonly.prepare` may have replaced it
         advertised = choose_advertised_address(config)
         host = resolve_stored_host(advertised.address, config.listen_port)
         core = self._make_core(host, files)
-        await self._in_executor(core.load)
+        await self._jobs.run(core.load)
 
         confirmed_end = self._confirmed.end
         if confirmed_end is None and self.settings.is_failover:
@@ -340,7 +342,7 @@ class Broker:
         if self.settings.is_gated and confirmed_end is not None:
             # Only now: the tables were loaded with all of the log, also what is not confirmed yet.
             self.store.hide_unconfirmed(confirmed_end)
-        self.store.columns.loads_at_once = False
+        self.store.columns.loads_on_first_use = False
         if isinstance(self._files, SystemFiles):
             self.store.columns.sealer = SealingProcess()
         if not self.settings.is_read_only:
@@ -401,21 +403,23 @@ class Broker:
         self.core = BrokerState(
             settings,
             store,
-            files=files,
-            clock=self._clock,
-            host=host,
-            unique_ids=UniqueIds(self._clock, id_prefix, os.getpid(), secrets.randbits(32)),
-            call_soon=loop.call_soon,
-            call_later=loop.call_later,
-            run_sync=self._run_sync,
-            announce=announce,
-            look_up=look_up,
-            offload=offload_to_executor(self._executor),
-            compute=offload_to_executor(self._filter_executor, computes=True),
+            BrokerEnvironment(
+                files=files,
+                clock=self._clock,
+                host=host,
+                unique_ids=UniqueIds(self._clock, id_prefix, os.getpid(), secrets.randbits(32)),
+                call_soon=loop.call_soon,
+                call_later=loop.call_later,
+                run_sync=self._run_sync,
+                announce=announce,
+                look_up=look_up,
+                offload=offload_to_executor(self._executor),
+                compute=offload_to_executor(self._filter_executor, computes=True),
+                scheduler=self._scheduler,
+                steady_clock=self._steady_clock,
+                supervisor=self._supervisor,
+            ),
             in_sync=self.in_sync,
-            scheduler=self._scheduler,
-            steady_clock=self._steady_clock,
-            supervisor=self._supervisor,
         )
         self._scheduler = self.core.scheduler
         self.core.steering = self._steering
@@ -438,7 +442,7 @@ class Broker:
             self.registration,
             clock=self._clock,
             network=self._network,
-            in_executor=self._in_executor,
+            in_executor=self._jobs.run,
             save_offsets=self._save_offsets,
         )
 
@@ -472,7 +476,7 @@ class Broker:
             self.term,
             self.claim,
             run_sync=self._run_sync,
-            in_executor=self._in_executor,
+            in_executor=self._jobs.run,
             signed=self.registration.sign,
             begin_queue=lambda *unit: self._loop.call_soon_threadsafe(
                 self.store.begin_queue, *unit
@@ -497,7 +501,7 @@ class Broker:
             name_servers=config.name_server_addresses,
             sign=self.registration.sign,
             look_up=announcements.look_up,
-            in_executor=self._in_executor,
+            in_executor=self._jobs.run,
             make_dispatcher=make_dispatcher,
             current_dispatcher=lambda: self.dispatcher,
         )
@@ -556,7 +560,7 @@ class Broker:
         if self._jobs_task is None:
             return
         if self._pusher is not None:
-            await self._in_executor(self._pusher.close)
+            await self._jobs.run(self._pusher.close)
         if self._metrics is not None and (close_metrics := await self._metrics) is not None:
             self._executor.submit(close_metrics)  # takes half a second; the executor waits for it
         await self._announcements.unregister()
@@ -579,8 +583,7 @@ class Broker:
             log.error("Background jobs ended with an error: %s", result, exc_info=result)
         # No samples are taken from now on, and that must not look like a loop that hangs.
         self.core.last_sample_s = math.inf
-        if self._executor_jobs:
-            await asyncio.wait(self._executor_jobs)
+        await self._jobs.wait()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         self.core.delayed.stop()
@@ -593,7 +596,7 @@ class Broker:
             ("tables", self._save_tables),
         ):
             await self._supervisor.run_async(f"stop, {name}", step, is_last=True)
-        await self._in_executor(self.store.close)
+        await self._jobs.run(self.store.close)
         self._store = None
 
     async def _send_held_answers(self) -> None:
@@ -605,7 +608,7 @@ class Broker:
             async with asyncio.timeout(CLOSE_WAIT_S):
                 while not group_commit.is_idle:
                     # An fsync reports its end in a later iteration of the loop.
-                    await self._in_executor(lambda: None)
+                    await self._jobs.run(lambda: None)
                     if not group_commit.is_idle:  # answers wait for slaves, up to slaveTimeout
                         await asyncio.sleep(CLOSE_POLL_S)
 
@@ -627,9 +630,9 @@ class Broker:
         if self.settings.is_slave:
             return
         with contextlib.suppress(SluiceError, OSError):  # closing the store reports it
-            await self._in_executor(self.store.sync)
+            await self._jobs.run(self.store.sync)
             self.core.transactions.stop()
-            await self._in_executor(self.core.delayed.save)
+            await self._jobs.run(self.core.delayed.save)
 
     async def _save_tables(self) -> None:
         tables = () if self.settings.is_slave else self.core.documents
@@ -662,7 +665,7 @@ class Broker:
     def _background_jobs(self) -> list[BackgroundJob]:
         """Return the background jobs of the present role."""
         core, settings = self.core, self.settings
-        run_steps, save = self._run_steps, self._writer.write
+        run_steps, save = self._jobs.run_steps, self._writer.write
         jobs: list[BackgroundJob] = [
             (
                 "flush",
@@ -684,9 +687,9 @@ class Broker:
 
             async def check_access_rules() -> None:
                 """Apply edits of the rule files, each as a whole and between two requests."""
-                guard.apply_checked_files(await self._in_executor(guard.check_files))
+                guard.apply_checked_files(await self._jobs.run(guard.check_files))
                 if isinstance(self.replication_side, MasterSide):
-                    await self._in_executor(self.replication_side.look)
+                    await self._jobs.run(self.replication_side.look)
 
             jobs.append(("access rules", lambda: RULES_CHECK_S, check_access_rules))
         if self.registration.sends_heartbeats:
@@ -704,7 +707,7 @@ class Broker:
         delayed, filters = core.delayed, core.filters
 
         def save_delayed() -> Awaitable[None]:
-            delayed.clean()
+            delayed.remove_old_log_files()
             return save(*delayed.documents, core.epochs.table.document)
 
         def save_filters() -> Awaitable[None]:
@@ -732,7 +735,7 @@ class Broker:
             (
                 "saving timers",
                 lambda: settings.store.timer_flush_interval_ms / 1000,
-                lambda: self._run_steps(delayed.timers.save()),
+                lambda: self._jobs.run_steps(delayed.timers.save()),
             ),
         ]
 
@@ -754,34 +757,16 @@ class Broker:
     async def _save_offsets(self) -> None:
         """Save committed offsets and what belongs to them."""
         offsets, lanes, checkpoints = self.core.offsets, self.core.lanes, self.core.checkpoints
-        lanes.ground.flush()
-        if checkpoints.is_ahead:
+        lanes.storage.schedule_write()
+        if checkpoints.has_uncommitted_offsets:
             with contextlib.suppress(SluiceError, OSError):  # the store reports it
-                await self._in_executor(self.store.sync)
+                await self._jobs.run(self.store.sync)
         await self._writer.write(
             offsets.document,
             offsets.resets_document,
             checkpoints.document,
             self.core.order.document,
         )
-
-    async def _run_steps(
-        self, steps: Iterator[float | Callable[[], object]], *, computes: bool = False
-    ) -> None:
-        """Run `steps`: sleep for a number of seconds, or call a function on the executor.
-
-        `computes` says that the functions compute for long, so Python must switch threads quickly.
-        """
-        with fast_thread_switching() if computes else contextlib.nullcontext():
-            try:
-                for step in steps:
-                    if callable(step):
-                        await self._in_executor(step)
-                    else:
-                        await asyncio.sleep(step)
-            finally:
-                if isinstance(steps, Generator):
-                    steps.close()
 
     def _sweep(self) -> None:
         """Handle what is due, and schedule the next sweep."""
@@ -790,13 +775,3 @@ class Broker:
         self.core.sweep()
         if isinstance(self.replication_side, MasterSide):
             self._supervisor.run_unless_pausing("feeding slaves", self.replication_side.run)
-
-    async def _in_executor(self, work: Callable[[], T]) -> T:
-        """Run `work` on the executor and return its result.
-
-        The caller may be cancelled; `work` continues, and the end of the role waits for it.
-        """
-        job = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        self._executor_jobs.add(job)
-        job.add_done_callback(self._executor_jobs.discard)
-        return await asyncio.shield(job)

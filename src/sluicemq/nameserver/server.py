@@ -29,6 +29,7 @@ from sluicemq.net.limits import CODES_WITH_MESSAGES, WORK_WEIGHT_MAX, FairSchedu
 from sluicemq.net.network import SOCKET_NETWORK, Network, with_tls
 from sluicemq.net.work.background import Background, offload_to_executor
 from sluicemq.supervision import Supervisor
+from sluicemq.telemetry.health import event_loop_problems
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
@@ -161,8 +162,6 @@ class NameServer:
 
     def unhealthy(self) -> list[str]:
         """Why the process ought to be started anew. Any thread may ask."""
-        from sluicemq.net.wsgi import event_loop_problems  # noqa: PLC0415 - HTTP is for those who are probed
-
         still_ms = self._now_ms() - self._swept_ms - self.requests.config.scan_interval_ms
         return event_loop_problems(still_ms / 1000)
 

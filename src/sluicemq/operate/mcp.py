@@ -23,7 +23,7 @@ from sluicemq.client.admin.diagnose.findings import Finding, MessageExplained
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import Clock
 from sluicemq.errors import SluiceError
-from sluicemq.filter.check import check, check_types
+from sluicemq.filter.check import check_sql92, describe_types
 from sluicemq.model.message import StoredMessage
 from sluicemq.operate.doctor import diagnose
 
@@ -177,7 +177,9 @@ class Tools:
         Also shows the type as which it reads each property.
         """
         try:
-            return plain({"findings": check(expression), "properties": check_types(expression)})
+            return plain(
+                {"findings": check_sql92(expression), "properties": describe_types(expression)}
+            )
         except SluiceError as error:
             raise ToolError(str(error)) from error
 

@@ -18,7 +18,7 @@ driver.
     consuming   the duration of handlers, by topic and group, the slow ones first
     unconsumed  messages that were sent and never delivered to a group, by topic and group
 
-A trace message contains up to a hundred records (`client.core.tracing`). The Python workers of the
+A trace message contains up to a hundred records (`model.trace_records`). The Python workers of the
 executors decode them, one Arrow array of bodies at a time. Java writes one `Pub` record for a whole
 batch, with all message ids in one field; it becomes a row for each id. Records that cannot be
 decoded become rows of the kind `Unread`, so that they are counted.
@@ -44,7 +44,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name of this module
 
-from sluicemq.client.core.tracing import (
+from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError, install_extra
+from sluicemq.filter.subscriptions import is_tag_kind
+from sluicemq.model.system_names import TRACE_TOPIC, is_system_group
+from sluicemq.model.trace_records import (
     ConsumeTrace,
     DeliveryTrace,
     RecallTrace,
@@ -53,10 +57,6 @@ from sluicemq.client.core.tracing import (
     TransactionTrace,
     decode_trace_records,
 )
-from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError, install_extra
-from sluicemq.filter.subscriptions import is_tag_kind
-from sluicemq.model.system_names import TRACE_TOPIC, is_system_group
 from sluicemq.pipelines.audit import fetch_subscriptions
 from sluicemq.pipelines.ready import (
     DURATION,

@@ -75,7 +75,7 @@ def test_another_address_wants_accounts(start: Start, tmp_path: Path) -> None:
     words = "console", "account", "add", "ann", "--role", "operate", "--secret-stdin"
     added = start(*words)
     text, _ = added.communicate("a long enough secret\n", timeout=limit(TIMEOUT_S))
-    assert "ann may operate" in text
+    assert "ann has the role operate" in text
     assert (tmp_path / "sluicemq" / "console.json").stat().st_mode & 0o777 == 0o600
     listed, _ = start("console", "account", "list", "--json").communicate(timeout=limit(TIMEOUT_S))
     assert listed == '{"name":"ann","role":"operate"}\n'

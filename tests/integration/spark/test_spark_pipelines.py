@@ -62,7 +62,7 @@ def test_a_batch_writes_the_same_rows_into_every_sink_and_its_dry_run_nothing(
     publish(0, 100)
     pipeline = make(BATCH)
     (trap,) = plan(make(BATCH.replace("number >= 20", "delay >= -99")), spark).figures["filter"][3:]
-    assert "values of delay are no Integer ('late')" in trap
+    assert "values of delay cannot be read as Integer ('late')" in trap
     found = plan(pipeline, spark)
     assert found.figures["messages"] == 100
     assert [(one["start"], one["end"]) for one in found.figures["queues"]] == [(0, 50), (0, 50)]

@@ -43,7 +43,7 @@ class Popper:
         """Up to so many messages of a queue."""
         broker, checkpoints = self.broker, self.broker.core.checkpoints
         begin, end = broker.store.queue_offsets(topic, queue_id)
-        begin = max(begin, checkpoints.next_offset(self.group, topic, queue_id))
+        begin = max(begin, checkpoints.resolve_next_offset(self.group, topic, queue_id))
         found = broker.store.reader.read(topic, queue_id, begin, count, 1 << 30)
         messages = decode_records(b"".join(found.data)) if begin < end else []
         if not messages:
@@ -51,7 +51,7 @@ class Popper:
         offsets = [message.queue_offset for message in messages]
         now_ms = broker.clock.now_ms()
         invisible_ms = self.invisible_ms if invisible_ms is None else invisible_ms
-        revive_queue = checkpoints.open(
+        revive_queue = checkpoints.record_pop(
             self.group, topic, queue_id, offsets, offsets[-1] + 1, now_ms, invisible_ms
         )
         name, kind = broker.settings.broker.broker_name, pop_kind(topic)
@@ -72,7 +72,7 @@ class Popper:
 
     def change(self, held: Held, invisible_ms: int) -> Held:
         """Another time for a message."""
-        handle = self.broker.core.checkpoints.change(
+        handle = self.broker.core.checkpoints.change_invisible_time(
             self.group, held.topic, held.handle, invisible_ms
         )
         return held._replace(handle=handle)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simulation.stepped import SteppedBroker, SteppedClient
-from sluicemq.broker.pop.assignment import share
+from sluicemq.broker.pop.assignment import allocate_queues
 from sluicemq.config import BrokerConfig
 from sluicemq.model.topic import (
     BrokerData,
@@ -133,7 +133,7 @@ def test_the_shares_are_of_all_brokers_as_a_name_server_tells() -> None:
 def test_those_who_ask_meanwhile_share_one_question() -> None:
     broker, _, _ = with_name_server()
     done: list[Callable[[Command | None], None]] = []
-    broker.core.assignments._look_up = lambda _topic, then: done.append(then)
+    broker.core.assignments._look_up_route = lambda _topic, then: done.append(then)
     clients = join(broker, "1", "2")
     requests = [
         client.request(QUERY, None, asking(name))
@@ -159,7 +159,7 @@ def with_name_server() -> tuple[SteppedBroker, list[str], Callable[[Command | No
         asked.append(topic)
         done(answers[-1])
 
-    broker.core.assignments._look_up = look_up
+    broker.core.assignments._look_up_route = look_up
     return broker, asked, answers.append
 
 
@@ -193,7 +193,7 @@ def test_those_who_pop_may_share_with_the_members_after_them(
     every = [MessageQueue("T", "a", queue_id) for queue_id in range(queues)]
     for strategy in (allocate_average, allocate_circle):
         for client_id, queue_ids in expected.items():
-            found = share(strategy, client_id, every, members, mode)
+            found = allocate_queues(strategy, client_id, every, members, mode)
             assert [queue.queue_id for queue in found or ()] == queue_ids
 
 

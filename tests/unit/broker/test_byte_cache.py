@@ -1,13 +1,13 @@
 """What is kept is bounded by bytes, and what was asked for longest ago goes first."""
 
-from sluicemq.broker.lanes.rules import ENTRY_BYTES, ByteCache, kept
+from sluicemq.broker.lanes.cache import ENTRY_BYTES, ByteCache, cache_by_size
 
 
 def counted(bytes_max: int) -> tuple[ByteCache[str], list[str]]:
     """A cache of texts in capitals, and the texts that it had to make."""
     made: list[str] = []
 
-    @kept(len, bytes_max=bytes_max)
+    @cache_by_size(len, bytes_max=bytes_max)
     def capitals(text: str) -> str:
         """In capitals."""
         made.append(text)

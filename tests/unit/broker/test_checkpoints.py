@@ -77,7 +77,7 @@ def test_the_next_pop_goes_on_behind_the_last_one(popper: Popper) -> None:
     assert [one.body for one in first] == [b"a", b"b"]
     assert [one.body for one in popper.pop()] == [b"c"]
     assert popper.pop() == []
-    assert popper.broker.core.checkpoints.in_flight("G", "T") == 3
+    assert popper.broker.core.checkpoints.count_in_flight("G", "T") == 3
     assert Popper(popper.broker, "H").pop(count=1)[0].body == b"a"
 
 
@@ -96,8 +96,8 @@ def test_what_is_not_acknowledged_comes_back_in_its_millisecond(
     assert message.properties["1ST_POP_TIME"] == str(START_MS)
     assert message.properties["UNIQ_KEY"] == "b"
     checkpoints = broker.core.checkpoints
-    assert checkpoints.in_flight("G", "T") == 0
-    assert checkpoints.revived.total() == 1
+    assert checkpoints.count_in_flight("G", "T") == 0
+    assert checkpoints.revived_counts.total() == 1
     broker.run(20.0)
     assert came_back(broker) == [b"b"]
 
@@ -153,19 +153,19 @@ def test_what_is_deleted_meanwhile_does_not_come_back(
     broker.store.delete_topic("T")
     broker.run(11.0)
     assert came_back(broker) == []
-    assert "message 0 of T:0 is deleted" in caplog.text
-    assert not broker.core.checkpoints.table
+    assert "message 0 of T:0 was deleted" in caplog.text
+    assert not broker.core.checkpoints.open_checkpoints
 
 
 @pytest.mark.parametrize("name", ["topic", "group"])
 def test_a_deleted_topic_or_group_is_forgotten(popper: Popper, name: str) -> None:
     popper.pop()
     checkpoints = popper.broker.core.checkpoints
-    checkpoints.forget(**{name: "other"})
-    assert checkpoints.in_flight("G", "T", 0) == 3
-    checkpoints.forget(**{name: {"topic": "T", "group": "G"}[name]})
-    assert checkpoints.in_flight("G", "T", 0) == 0
-    assert checkpoints.next_offset("G", "T", 0) == -1
+    checkpoints.forget_deleted(**{name: "other"})
+    assert checkpoints.count_in_flight("G", "T", 0) == 3
+    checkpoints.forget_deleted(**{name: {"topic": "T", "group": "G"}[name]})
+    assert checkpoints.count_in_flight("G", "T", 0) == 0
+    assert checkpoints.resolve_next_offset("G", "T", 0) == -1
 
 
 # --- acknowledging, changing
@@ -221,7 +221,7 @@ def test_a_message_that_is_not_in_flight_cannot_be_changed(
 ) -> None:
     (a,) = popper.pop(count=1)
     popper.acknowledge(a)
-    with pytest.raises(RequestError, match="not in flight any more") as error:
+    with pytest.raises(RequestError, match="no longer in flight") as error:
         popper.change(a, 1000)
     assert error.value.code == ResponseCode.NO_MESSAGE
 
@@ -311,8 +311,8 @@ def test_a_pop_whose_turn_fails_never_was(broker: SteppedBroker, popper: Popper)
     popper.pop(count=1)
     fail_the_turn(broker)
     checkpoints = broker.core.checkpoints
-    assert checkpoints.in_flight("G", "T", 0) == 1
-    assert checkpoints.next_offset("G", "T", 0) == 1
+    assert checkpoints.count_in_flight("G", "T", 0) == 1
+    assert checkpoints.resolve_next_offset("G", "T", 0) == 1
     assert [one.body for one in popper.pop()] == [b"b", b"c"]
 
 
@@ -327,7 +327,7 @@ def test_an_acknowledgement_whose_turn_fails_never_was(
     popper.acknowledge(c)
     popper.pop()
     fail_the_turn(broker)
-    assert broker.core.checkpoints.in_flight("G", "T", 0) == 2
+    assert broker.core.checkpoints.count_in_flight("G", "T", 0) == 2
     broker.run(11.0)
     assert came_back(broker) == [b"b", b"c"]
 
@@ -343,9 +343,11 @@ def test_acknowledgements_of_a_failed_turn_never_were_though_a_pop_has_swept_the
     for one in held:
         popper.acknowledge(one)
     popper.pop()
-    assert len(broker.core.checkpoints.table._heap) == 1, "the pop has swept the heap"
+    assert len(broker.core.checkpoints.open_checkpoints._deadlines) == 1, (
+        "the pop has swept the heap"
+    )
     fail_the_turn(broker)
-    assert broker.core.checkpoints.in_flight("G", "T", 0) == 3
+    assert broker.core.checkpoints.count_in_flight("G", "T", 0) == 3
     broker.run(11.0)
     assert sorted(came_back(broker)) == [b"a", b"b", b"c"]
 
@@ -366,7 +368,7 @@ def test_a_failed_delivery_is_tried_again(broker: SteppedBroker, popper: Popper)
     broker.files.fail_next("write", errno.ENOSPC, path_part="commitlog")
     broker.run(0.1)
     assert came_back(broker) == []
-    assert broker.core.checkpoints.in_flight("G", "T", 0) == 3
+    assert broker.core.checkpoints.count_in_flight("G", "T", 0) == 3
     broker.run(0.5)
     assert came_back(broker) == [b"a", b"b", b"c"]
 
@@ -381,7 +383,7 @@ def test_the_offset_is_committed_when_its_checkpoint_is_on_disk(
     popper.pop(count=2)
     broker.run(1.0)
     assert offsets.committed("G", "T", 0) == -1
-    assert broker.core.checkpoints.next_offset("G", "T", 0) == 2
+    assert broker.core.checkpoints.resolve_next_offset("G", "T", 0) == 2
     broker.store.sync()
     popper.pop()
     broker.run(1.0)
@@ -395,11 +397,11 @@ def test_what_a_group_does_not_want_is_skipped_in_order(
     broker: SteppedBroker, popper: Popper
 ) -> None:
     checkpoints, offsets = broker.core.checkpoints, broker.core.offsets
-    checkpoints.skip("G", "T", 0, 1)
+    checkpoints.skip_to("G", "T", 0, 1)
     assert offsets.committed("G", "T", 0) == 1
     assert popper.pop(count=1)[0].body == b"b"
-    checkpoints.skip("G", "T", 0, 3)
-    assert checkpoints.next_offset("G", "T", 0) == 3
+    checkpoints.skip_to("G", "T", 0, 3)
+    assert checkpoints.resolve_next_offset("G", "T", 0) == 3
     broker.run(1.0)
     assert offsets.committed("G", "T", 0) == 1
     broker.store.sync()
@@ -431,11 +433,11 @@ def test_two_pops_of_one_millisecond_with_a_reset_between_are_one(
     reset(broker, 0)
     again = popper.pop(count=3)
     broker.settle()
-    assert broker.core.checkpoints.in_flight("G", "T") == 3
+    assert broker.core.checkpoints.count_in_flight("G", "T") == 3
     popper.acknowledge(*again)
     broker.run(11.0)
     assert came_back(broker) == []
-    assert broker.core.checkpoints.in_flight("G", "T") == 0
+    assert broker.core.checkpoints.count_in_flight("G", "T") == 0
 
 
 # --- starts
@@ -447,7 +449,7 @@ def test_a_kill_forgets_nothing(broker: SteppedBroker, popper: Popper) -> None:
     popper.acknowledge(a)
     broker.run(3.0)
     again = restarted(broker)
-    assert again.broker.core.checkpoints.in_flight("G", "T") == 2
+    assert again.broker.core.checkpoints.count_in_flight("G", "T") == 2
     assert again.pop() == []
     again.broker.run(6.9)
     assert came_back(again.broker) == []
@@ -521,7 +523,7 @@ def test_power_loss_takes_pop_and_offset_together(
 def test_long_ones_stand_in_the_file_and_hold_nothing_up(
     broker: SteppedBroker, popper: Popper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LISTED_MAX", 2)
+    monkeypatch.setattr(module, "LISTED_CHECKPOINTS_MAX", 2)
     send(broker, *(b"m%d" % number for number in range(20)))
     old = [popper.pop(count=1, invisible_ms=3_600_000)[0] for _ in range(2)]
     broker.settle()
@@ -532,13 +534,13 @@ def test_long_ones_stand_in_the_file_and_hold_nothing_up(
     popper.acknowledge(rest[3][1])
     broker.settle()
     save(broker)
-    saved = module.Saved.parse(
+    saved = module.SavedPops.parse(
         broker.files.open("/store/config/sluicePop.json").pread(9999, 0).decode()
     )
-    assert [one.offsets for one in saved.open] == [(0,), (1,)]
-    assert saved.timer == 5
+    assert [one.offsets for one in saved.open_checkpoints] == [(0,), (1,)]
+    assert saved.timer_start == 5
     again = restarted(broker)
-    assert again.broker.core.checkpoints.in_flight("G", "T") == 2 + 2 + 3
+    assert again.broker.core.checkpoints.count_in_flight("G", "T") == 2 + 2 + 3
     again.acknowledge(old[1])
     again.acknowledge(rest[3][0])
     again.broker.settle()
@@ -638,13 +640,13 @@ def test_a_power_loss_does_not_make_our_file_doubtful(
         broker.core.offsets.commit("other", "T", 0, offset)
         broker.core.offsets.document.save()
         broker.core.checkpoints.document.save()
-    saved = module.Saved.parse(broker.files.content("/store/config/sluicePop.json").decode())
-    assert saved.covered == 1, "the acknowledgement is not on disk"
+    saved = module.SavedPops.parse(broker.files.content("/store/config/sluicePop.json").decode())
+    assert saved.covered_end == 1, "the acknowledgement is not on disk"
     for seed in range(10):
         caplog.clear()
         again = restarted(broker, broker.files.crash(random.Random(seed)))
         assert "is not what this broker wrote last" not in caplog.text
-        assert again.broker.core.checkpoints.in_flight("G", "T") in (2, 3)
+        assert again.broker.core.checkpoints.count_in_flight("G", "T") in (2, 3)
 
 
 def test_delivered_checkpoints_count_from_where_the_scan_stands(
@@ -687,7 +689,7 @@ def test_under_sync_flush_what_comes_back_is_seen_when_it_is_on_disk() -> None:
     popper = Popper(broker)
     assert len(popper.pop(invisible_ms=1000)) == 1
     broker.settle()
-    assert broker.core.checkpoints.next_offset("G", "T", 0) == 1
+    assert broker.core.checkpoints.resolve_next_offset("G", "T", 0) == 1
     broker.run(1.1)
     assert came_back(broker) == [b"a"]
     assert broker.core.offsets.committed("G", "T", 0) == 1

@@ -289,4 +289,4 @@ def test_a_mark_takes_back_a_message_of_before_and_of_after_the_step(
     for _ in range(50):
         broker.pass_seconds(3600)
     assert not broker.store.reader.read("T", 0, 0, 10, 1 << 20).data
-    assert broker.core.delayed.timers.recalled == 2
+    assert broker.core.delayed.timers.recalled_count == 2

@@ -6,12 +6,12 @@ import pytest
 
 from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fields
 from sluicemq.broker.produce.intake import MessageToStore
-from sluicemq.broker.waiting.rewrite import DelayRewrite
+from sluicemq.broker.waiting.rewrite import DelayRewriter
 from sluicemq.model.ids import parse_recall_handle
 from sluicemq.model.system_names import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.model.topic import GroupConfig
 from sluicemq.record.codec import decode_records, encode_batch
-from sluicemq.store.timers.placing import slot_of
+from sluicemq.store.timers.placing import slot_for_due_time
 
 DAY_MS = 86_400_000
 
@@ -99,7 +99,9 @@ def test_a_time_is_put_into_the_slot_of_its_second(
     assert (message.properties["REAL_TOPIC"], message.properties["REAL_QID"]) == ("T", "2")
     handle = parse_recall_handle(answer.fields["recallHandle"])
     assert handle == ("T", "broker-a", slot_ms + 1, "A1")
-    assert slot_of(handle.time_ms, 1000) == slot_ms, "what takes it back falls into the same slot"
+    assert slot_for_due_time(handle.time_ms, 1000) == slot_ms, (
+        "what takes it back falls into the same slot"
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_times_can_be_switched_off_and_levels_stay(
     broker.change_store(timer_enable=False)
     refused = send(client, TIMER_DELAY_SEC=3)
     assert refused.code == 1
-    assert "timerWheelEnable is false" in refused.remark
+    assert "timerWheelEnable = false" in refused.remark
     assert send(client, DELAY=1).code == 0
 
 
@@ -210,13 +212,13 @@ def draft(**changes: Any) -> MessageToStore:
 @pytest.mark.parametrize("sys_flag", [0, 4, 12])
 def test_a_half_message_waits_for_its_commit_first(broker: SteppedBroker, sys_flag: int) -> None:
     half = draft(sys_flag=sys_flag)
-    DelayRewrite(broker.settings, broker.clock, lambda _: 0).rewrite(half)
+    DelayRewriter(broker.settings, broker.clock, lambda _: 0).rewrite(half)
     assert half.topic == "T"
 
 
 def test_a_committed_message_is_delayed_and_keeps_its_properties(broker: SteppedBroker) -> None:
     message = draft(sys_flag=8, properties={"REAL_TOPIC": "old", "PGROUP": "P"})
-    DelayRewrite(broker.settings, broker.clock, lambda _: 0).rewrite(message)
+    DelayRewriter(broker.settings, broker.clock, lambda _: 0).rewrite(message)
     assert (message.topic, message.queue_id, message.delay_ms) == (SCHEDULE_TOPIC, 0, 1000)
     assert message.properties == {
         "DELAY": "1", "TRAN_MSG": "true", "REAL_TOPIC": "T", "PGROUP": "P", "REAL_QID": "1",

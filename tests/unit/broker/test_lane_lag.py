@@ -9,8 +9,8 @@ import pytest
 
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, work
 from simulation.stepped import SMALL, SteppedBroker, send_fields
-from sluicemq.broker.lanes.filters import RuleFilter, rule_filter
-from sluicemq.broker.lanes.rules import NOTHING, Rule, claims
+from sluicemq.broker.lanes.filters import RuleFilter, get_rule_filter
+from sluicemq.broker.lanes.rules import MATCH_NOTHING, Rule, compute_rules
 from sluicemq.broker.lanes.rules import subscription_key as key_of
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.subscription import SQL92, TAG
@@ -73,7 +73,7 @@ class World:
 
     def seal(self) -> None:
         self.broker.store.sync()
-        for step in self.broker.store.columns.work():
+        for step in self.broker.store.columns.seal_blocks():
             if callable(step):
                 step()
 
@@ -89,11 +89,11 @@ class World:
     def found(self, lane_id: str, queue_id: int) -> int:
         """By a look at every message."""
         lanes = self.broker.core.lanes.table["G"].lanes.values()
-        place = next(lane for lane in lanes if lane.id == lane_id).places["T", queue_id]
+        place = next(lane for lane in lanes if lane.id == lane_id).queues["T", queue_id]
         low, end = self.broker.store.queue_offsets("T", queue_id)
         return sum(
-            RuleFilter(place.rule_at(offset)[0]).by_commit_log(self.properties(queue_id, offset))
-            for offset in range(max(place.position, low), end)
+            RuleFilter(place.find_rule(offset)[0]).by_commit_log(self.properties(queue_id, offset))
+            for offset in range(max(place.current_offset, low), end)
         )
 
 
@@ -166,11 +166,11 @@ def test_a_rule_takes_the_same_messages_by_columns_and_by_records(seed: int) -> 
             key_of("G", [subscribe(topic, text, kind) for topic, (kind, text) in wanted.items()])
             for wanted in world.rng.sample(WISHES, 4)
         ]
-        for rule in claims("T", keys[:2], keys[2:]).values():
+        for rule in compute_rules("T", keys[:2], keys[2:]).values():
             _is_same(world, rule)
-        for rule in claims("%RETRY%G", keys[:2], keys[2:]).values():
+        for rule in compute_rules("%RETRY%G", keys[:2], keys[2:]).values():
             _is_same(world, rule)
-        _is_same(world, NOTHING)
+        _is_same(world, MATCH_NOTHING)
 
 
 def _is_same(world: World, rule: Rule) -> None:
@@ -179,7 +179,7 @@ def _is_same(world: World, rule: Rule) -> None:
         offset, got = low, []
         while offset < end:
             result = world.broker.store.reader.read(
-                "T", queue_id, offset, 5, None, rule_filter(rule)
+                "T", queue_id, offset, 5, None, get_rule_filter(rule)
             )
             got += [record.queue_offset for record in decode_records(b"".join(result.data))]
             offset = result.next_offset

@@ -154,8 +154,8 @@ def test_a_lane_that_moved_on_by_itself_is_not_sent_behind_that(
     _produce(client, "tag3-0", "tag2-1")
     _read(*stay, gone)
     lanes = broker.core.lanes.table["G"]
-    places = next(iter(lanes.lanes.values())).places
-    queue = next(queue for queue, place in places.items() if place.position == 2)
+    places = next(iter(lanes.lanes.values())).queues
+    queue = next(queue for queue, place in places.items() if place.current_offset == 2)
     gone.leave(says_so=True)
     key = next(key for key, lane in lanes.lanes.items() if not lane.members)
     lanes.resets.add(key, *queue, 0)

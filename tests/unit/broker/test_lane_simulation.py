@@ -10,8 +10,8 @@ from simulation.lanes import ModelConsumer, Shared, Wanted, balance, work
 from simulation.stepped import SteppedBroker, send_fields
 from sluicemq.broker.consume.filter_diagnostics import FilterHandlers
 from sluicemq.broker.lanes import group as lane_departed
-from sluicemq.broker.lanes.places import MOVE_MS
-from sluicemq.broker.lanes.rules import parts_of
+from sluicemq.broker.lanes.assignments import MOVE_WAIT_MS
+from sluicemq.broker.lanes.rules import split_key
 from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig
@@ -107,7 +107,7 @@ class World:
             consumer.leave(says_so=False)
             balance(self.consumers)
             return
-        until_s = self.broker.clock.monotonic_s() + MOVE_MS / 1000
+        until_s = self.broker.clock.monotonic_s() + MOVE_WAIT_MS / 1000
         self.moving.append((until_s, consumer, consumer.in_hand))
         if self.rng.random() < 0.5:
             balance(others)
@@ -284,7 +284,7 @@ def test_filters_that_roll_are_never_refused_and_what_they_left_waits_for_them(
     merged = 0
     for seed in range(max(SEEDS // 45, 1)):
         world = World(seed, contract)
-        monkeypatch.setattr(lane_departed, "IDLE_MAX", (1, 4, 16)[seed % 3])
+        monkeypatch.setattr(lane_departed, "IDLE_LANES_MAX", (1, 4, 16)[seed % 3])
         world.tags = ROLLING
         known: list[Wanted] = []
 
@@ -322,7 +322,7 @@ def test_filters_that_roll_are_never_refused_and_what_they_left_waits_for_them(
             world.step()
         world.drain()
         lanes = world.broker.core.lanes.table["G"].lanes
-        merged += sum(len(parts_of(key)) > 1 for key in lanes)
+        merged += sum(len(split_key(key)) > 1 for key in lanes)
         world.all_come_back(known)
         world.check()
     assert merged

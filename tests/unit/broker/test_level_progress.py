@@ -66,7 +66,7 @@ def test_any_history_of_kills_delivers_each_message_once(
 ) -> None:
     """And at least once when the power fails."""
     rng, sent = random.Random(seed), list[str]()
-    monkeypatch.setattr(module, "CHUNK", rng.choice([1, 3, 4096]))
+    monkeypatch.setattr(module, "CHUNK_MESSAGES", rng.choice([1, 3, 4096]))
     fails, broker = rng.random() < 0.3, started(CrashableFiles(), START_MS)
     client: Any = broker.connect()
     for _ in range(40):
@@ -105,7 +105,7 @@ def test_what_is_found_to_be_delivered_is_not_saved_before_it_is_on_disk() -> No
     broker.store.sync()
     broker.run(1.1)
     broker = killed(broker)
-    assert broker.core.delayed.levels.runtime() == {"scheduleMessageOffset_1": "1,1"}
+    assert broker.core.delayed.levels.get_runtime_info() == {"scheduleMessageOffset_1": "1,1"}
     document = broker.core.delayed.levels.document
     document.save()
     for seed in range(20):

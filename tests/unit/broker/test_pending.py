@@ -113,7 +113,7 @@ def test_what_is_not_in_the_wheel_yet_is_listed_once(
 @pytest.mark.parametrize("cursor", ["", "X:1:2", "L:1", "L:1:2:3", "T:1:2", "Q:1:x:3", "T:1:-x:0"])
 def test_a_wrong_cursor_is_refused(client: SteppedClient, cursor: str) -> None:
     answer = client.call(LIST, {"cursor": cursor or ":"})
-    assert answer.remark.startswith(f"{cursor or ':'!r} is no cursor of a list.")
+    assert answer.remark.startswith(f"{cursor or ':'!r} is not a valid cursor.")
 
 
 def test_what_is_delivered_is_not_listed(waiting: SteppedBroker, client: SteppedClient) -> None:
@@ -159,7 +159,7 @@ def test_a_message_cannot_be_cancelled_twice_or_too_late(
     waiting.run(21.0)
     answer = client.call(CANCEL, {"handle": timed.handle})
     assert answer.code == 604
-    assert "too late" in answer.remark
+    assert "Too late" in answer.remark
 
 
 @pytest.mark.parametrize("handle", ["", "nonsense", "ZDEgMSAy", "é"])

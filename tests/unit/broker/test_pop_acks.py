@@ -98,7 +98,7 @@ def test_late_and_second_acknowledgements_are_no_errors(
         ({"queueId": -1}, ILLEGAL, "queueId[-1] is illegal"),
         ({"offset": 3}, NO_MESSAGE, "offset is illegal, key:T@0, commit:3, store:0~2"),
         ({"offset": -1}, NO_MESSAGE, "offset is illegal"),
-        ({"extraInfo": "0 1"}, 1, "is no handle"),
+        ({"extraInfo": "0 1"}, 1, "is not the receipt handle"),
         ({"liteTopic": "L"}, 3, "lite topic L"),
     ],
 )

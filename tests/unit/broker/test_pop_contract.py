@@ -129,7 +129,9 @@ def test_a_group_that_pops_has_no_lanes(broker: SteppedBroker, client: SteppedCl
     assert "G" not in broker.core.lanes.table
     broker.clock.advance(60)
     broker.core.lanes.run()
-    assert broker.core.checkpoints.place("G", "T", 0) > 0, "no lane has taken the group back"
+    assert broker.core.checkpoints.get_next_offset("G", "T", 0) > 0, (
+        "no lane has taken the group back"
+    )
 
 
 def test_what_is_pulled_in_lanes_is_not_popped(

@@ -4,7 +4,7 @@ import pytest
 
 from simulation.pops import POP, ack, fields_of, fill, handles, numbers, pop_fields
 from simulation.stepped import SteppedBroker, SteppedClient, send_fields
-from sluicemq.broker.pop.pop import Look, Pop, Popping
+from sluicemq.broker.pop.pop import PendingPop, PopHandlers, PopResult
 
 NOTIFY, POLLING = 200054, 200055
 FULL, TIMEOUT = 209, 210
@@ -14,13 +14,13 @@ FULL, TIMEOUT = 209, 210
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The groups that have looked at the queues."""
     found: list[str] = []
-    look = Pop._look
+    look = PopHandlers._take_messages
 
-    def counted(pop: Pop, popping: Popping) -> Look:
+    def counted(pop: PopHandlers, popping: PendingPop) -> PopResult:
         found.append(popping.header.group)
         return look(pop, popping)
 
-    monkeypatch.setattr(Pop, "_look", counted)
+    monkeypatch.setattr(PopHandlers, "_take_messages", counted)
     return found
 
 
@@ -244,15 +244,15 @@ def test_a_pop_whose_last_look_is_in_vain_passes_its_offer_on(
     first = Waiting(broker)
     broker.run(10)
     second = Waiting(broker)
-    shares, look = broker.core.scheduler, Pop._look
+    shares, look = broker.core.scheduler, PopHandlers._take_messages
     monkeypatch.setattr(type(shares), "has_to_wait", lambda _, peer: peer is first.client.peer)
     monkeypatch.setattr(type(shares), "schedule_slice", lambda _, who, run: None)
 
-    def has_no_time(pop: Pop, popping: Popping) -> Look:
+    def has_no_time(pop: PopHandlers, popping: PendingPop) -> PopResult:
         is_first = popping.peer is first.client.peer
-        return Look(pop.clock.now_ms(), 0.0) if is_first else look(pop, popping)
+        return PopResult(pop.clock.now_ms(), 0.0) if is_first else look(pop, popping)
 
-    monkeypatch.setattr(Pop, "_look", has_no_time)
+    monkeypatch.setattr(PopHandlers, "_take_messages", has_no_time)
     fill(client, 1)
     broker.run(5)
     assert first.answer.code == TIMEOUT

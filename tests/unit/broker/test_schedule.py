@@ -55,12 +55,12 @@ def test_the_next_wake_is_when_the_next_message_is_due(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     send(client, 3)
-    assert broker.core.delayed.next_ms == START_MS + 10_000
+    assert broker.core.delayed.next_due_ms == START_MS + 10_000
     broker.run(1.0)
     send(client, 1)
-    assert broker.core.delayed.next_ms == START_MS + 2000
+    assert broker.core.delayed.next_due_ms == START_MS + 2000
     broker.run(1.0)
-    assert broker.core.delayed.next_ms == START_MS + 10_000
+    assert broker.core.delayed.next_due_ms == START_MS + 10_000
 
 
 def test_an_alarm_is_set_for_it_and_moved_when_an_earlier_one_comes(
@@ -193,7 +193,7 @@ def test_an_offset_outside_of_the_queue_is_brought_back_into_it(
     file.truncate(len(text))
     file.pwrite(text, 0)
     broker = restarted(broker)
-    assert broker.core.delayed.levels.runtime() == {"scheduleMessageOffset_2": "1,1"}
+    assert broker.core.delayed.levels.get_runtime_info() == {"scheduleMessageOffset_2": "1,1"}
 
 
 def test_a_level_goes_back_to_what_the_log_shows_to_be_undelivered(
@@ -207,10 +207,10 @@ def test_a_level_goes_back_to_what_the_log_shows_to_be_undelivered(
     path = "/store/config/delayOffset.json"
     broker.files.put(path, b'{"dataVersion":{"counter":3},"offsetTable":{2:2}}')
     broker = restarted(broker)
-    assert broker.core.delayed.levels.runtime() == {"scheduleMessageOffset_2": "1,2"}
-    assert any(path in text and "delivery goes on there" in text for text in caplog.messages)
+    assert broker.core.delayed.levels.get_runtime_info() == {"scheduleMessageOffset_2": "1,2"}
+    assert any(path in text and "delivery continues there" in text for text in caplog.messages)
     broker.run(6.0)
-    assert broker.core.delayed.levels.runtime() == {"scheduleMessageOffset_2": "2,2"}
+    assert broker.core.delayed.levels.get_runtime_info() == {"scheduleMessageOffset_2": "2,2"}
 
 
 # --- trouble

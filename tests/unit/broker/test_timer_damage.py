@@ -30,7 +30,7 @@ CHECK: Final = "/store/config/timercheck"
 IDENTITY: Final = "/store/timerwheel.identity"
 DELIVERED: Final = [500, 1500, 2400]
 WAITING: Final = [9300, 9700, 10_000, 12_345, 20_000, 20_001, 45_000]
-REBUILT: Final = "are built again from the commit log"
+REBUILT: Final = "are rebuilt from the commit log"
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClie
 from sluicemq.model.ids import RecallHandle
 from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.record.codec import decode_records
-from sluicemq.store.timers.files import NONE
+from sluicemq.store.timers.files import NO_UNIT
 from sluicemq.testing.files import CrashableFiles
 
 HOUR_S = 3600
@@ -70,10 +70,10 @@ def test_the_next_wake_is_exact_once_the_second_is_near(
 ) -> None:
     send(client, 60_250)
     broker.run(1.0)
-    assert broker.core.delayed.next_ms is None
+    assert broker.core.delayed.next_due_ms is None
     broker.advance(58.0)
     broker.settle()
-    assert broker.core.delayed.next_ms == START_MS + 60_250
+    assert broker.core.delayed.next_due_ms == START_MS + 60_250
 
 
 def test_a_message_for_a_second_that_is_loaded_already_joins_it(
@@ -180,7 +180,7 @@ def test_a_relative_delay_beyond_the_wheel_counts_from_the_send_alone(
 
 def slots(broker: SteppedBroker) -> Any:
     timers = broker.core.delayed.timers
-    return timers.files.wheel.occupied(timers.read_ms, timers.read_ms + 8 * DAY_S * 1000)
+    return timers.files.wheel.iter_occupied_ms(timers.read_ms, timers.read_ms + 8 * DAY_S * 1000)
 
 
 def test_half_a_day_without_a_sweep_is_caught_up(
@@ -212,7 +212,7 @@ def test_a_recalled_message_is_not_delivered_and_its_neighbours_are(
     assert (answer.code, answer.fields["msgId"]) == (0, "A5400")
     broker.run(7.0)
     assert bodies(broker) == [5000, 5600]
-    assert broker.core.delayed.timers.recalled == 1
+    assert broker.core.delayed.timers.recalled_count == 1
 
 
 def test_a_recall_counts_after_a_restart(broker: SteppedBroker, client: SteppedClient) -> None:
@@ -241,13 +241,13 @@ def test_a_recall_counts_though_a_start_takes_it_in_after_the_message_is_due(
     broker.files.remove("/store/timerwheel")
     again = restarted(broker)
     monkeypatch.setattr("sluicemq.broker.waiting.delivery.SLICE_MESSAGES", 8)
-    again.core.delayed.run()
-    again.core.delayed.run()  # the message is taken in, its recall is not
-    assert again.core.delayed.timers.queue_behind > 0
+    again.core.delayed.run_slice()
+    again.core.delayed.run_slice()  # the message is taken in, its recall is not
+    assert again.core.delayed.timers.unindexed_count > 0
     again.clock.advance(10.0)
     again.run(5.0)
-    assert again.core.delayed.timers.queue_behind == 0
-    assert again.core.delayed.timers.recalled == 1
+    assert again.core.delayed.timers.unindexed_count == 0
+    assert again.core.delayed.timers.recalled_count == 1
     assert bodies(again) == []
 
 
@@ -278,11 +278,15 @@ def test_a_recall_counts_though_the_slaves_of_a_new_master_do_not_have_it_yet(
     again.run(3.0)
     timers = again.core.delayed.timers
     assert bodies(again) == []
-    assert (timers.queue_behind, timers.is_behind, timers.wakes_ms) == (0, False, None), "no spin"
+    assert (timers.unindexed_count, timers.is_behind, timers.next_deliverable_ms) == (
+        0,
+        False,
+        None,
+    ), "no spin"
     again.store.publish(again.store.written_offset)
-    again.core.delayed.run()
+    again.core.delayed.run_slice()
     again.run(3.0)
-    assert timers.recalled == 1
+    assert timers.recalled_count == 1
     again.store.publish(again.store.written_offset)
     assert bodies(again) == [9000]
 
@@ -308,7 +312,7 @@ def test_a_recall_of_a_message_that_rolls_waits_with_it(
         ("nonsense", 604, "recall handle is invalid"),
         (RecallHandle("U", "broker-a", START_MS + 5, "A").encode(), 604, "topic U"),
         (RecallHandle("T", "broker-b", START_MS + 5, "A").encode(), 604, "broker broker-b"),
-        (RecallHandle("T", "broker-a", START_MS, "A").encode(), 604, "too late"),
+        (RecallHandle("T", "broker-a", START_MS, "A").encode(), 604, "Too late"),
         (RecallHandle("T", "broker-a", START_MS + 4 * DAY_S * 1000, "A").encode(), 604, "later"),
     ],
 )
@@ -344,7 +348,7 @@ def test_after_an_orderly_stop_nothing_is_lost_and_nothing_comes_twice(
     broker.run(3.5)
     broker.close()
     broker = restarted(broker)
-    assert broker.core.delayed.timers.queue_behind == 0
+    assert broker.core.delayed.timers.unindexed_count == 0
     broker.run(57.0)
     assert bodies(broker) == times
 
@@ -363,7 +367,7 @@ def test_after_a_kill_nothing_is_lost(
     broker.run(1.0)
     broker = restarted(broker, broker.files.kill())
     is_used = broker.files.exists("/store/timerwheel")  # a slave has none
-    queue_behind = broker.core.delayed.timers.queue_behind
+    queue_behind = broker.core.delayed.timers.unindexed_count
     assert queue_behind == (0 if is_used else 100), "the log's units are used"
     broker.run(6.0)
     assert sorted(bodies(broker)) == times
@@ -381,7 +385,7 @@ def test_units_of_an_earlier_life_are_wiped(broker: SteppedBroker, client: Stepp
     broker = restarted(broker, files)
     timers = broker.core.delayed.timers
     assert timers.files.log.end == 2 * 52
-    assert timers.queue_behind == 2
+    assert timers.unindexed_count == 2
     broker.run(9.0)
     assert bodies(broker) == [5000, 6000, 7000, 8000]
 
@@ -469,10 +473,10 @@ def test_the_count_by_topic_follows(broker: SteppedBroker, client: SteppedClient
     send(client, 2000)
     send(client, 9000)
     broker.run(1.0)
-    assert broker.core.delayed.metrics.total == 2
+    assert broker.core.delayed.metrics.total_count == 2
     broker.run(2.0)
-    assert '"timingCount":{"T":{"count":1,' in broker.core.delayed.metrics.text()
-    assert broker.core.delayed.runtime()["timerCongestNum"] == "1"
+    assert '"timingCount":{"T":{"count":1,' in broker.core.delayed.metrics.encode()
+    assert broker.core.delayed.get_runtime_info()["timerCongestNum"] == "1"
 
 
 def test_chains_of_a_slot_count_their_messages(
@@ -483,10 +487,10 @@ def test_chains_of_a_slot_count_their_messages(
     broker.run(0.2)
     slot = broker.core.delayed.timers.files.wheel.get(START_MS + 5000)
     assert slot is not None
-    assert (slot.first, slot.last, slot.messages) == (0, 104, 3)
-    unit = broker.core.delayed.timers.files.log.unit(0)
+    assert (slot.first_unit, slot.last_unit, slot.message_count) == (0, 104, 3)
+    unit = broker.core.delayed.timers.files.log.unit_at(0)
     assert unit is not None
-    assert (unit.previous, unit.write_ms, unit.delay_ms) == (NONE, START_MS, 5000)
+    assert (unit.previous, unit.write_ms, unit.delay_ms) == (NO_UNIT, START_MS, 5000)
 
 
 def test_what_is_loaded_late_and_not_delivered_before_another_stop_is_not_lost(
@@ -499,8 +503,8 @@ def test_what_is_loaded_late_and_not_delivered_before_another_stop_is_not_lost(
     broker.close()
     broker.clock.advance(3600)
     broker = restarted(broker)
-    broker.core.delayed.run()  # loads the seconds that are over
-    assert broker.core.delayed.timers.due.count == 3
+    broker.core.delayed.run_slice()  # loads the seconds that are over
+    assert broker.core.delayed.timers.due_table.count == 3
     broker.close()
     broker = restarted(broker)
     broker.run(1.0)
@@ -533,7 +537,7 @@ def test_a_message_sent_after_weeks_of_downtime_survives_a_second_stop(
     broker = restarted(broker)
     later_ms = broker.clock.now_ms() - START_MS + 1_000
     send(broker.connect(), later_ms)
-    broker.core.delayed.run()  # loads what is over, and takes in what is new
+    broker.core.delayed.run_slice()  # loads what is over, and takes in what is new
     broker.close()
     broker = restarted(broker)
     broker.run(3.0)

@@ -14,9 +14,9 @@ from sluicemq.cli import main
 from sluicemq.cli.ending import (
     InputError,
     OptionError,
-    speaking,
-    undecided,
-    when_interrupted,
+    describe_on_interrupt,
+    note_pending_change,
+    report_errors,
 )
 from sluicemq.errors import ConfigurationError
 
@@ -65,9 +65,9 @@ def test_an_error_is_one_sentence_and_a_code(error: BaseException, code: int, te
 
 
 def test_a_fault_of_ours_keeps_its_traceback() -> None:
-    with pytest.raises(ZeroDivisionError), speaking("sluice"):
+    with pytest.raises(ZeroDivisionError), report_errors("sluice"):
         raise ZeroDivisionError
-    with pytest.raises(OSError, match="no file"), speaking("sluice"):
+    with pytest.raises(OSError, match="no file"), report_errors("sluice"):
         raise OSError("no file")
 
 
@@ -78,7 +78,7 @@ def test_a_reader_who_is_gone_is_141_without_a_word() -> None:
 def test_ctrl_c_says_what_was_done_until_then() -> None:
     def work() -> None:
         done = 0
-        when_interrupted(lambda: f"{done} messages stored.")
+        describe_on_interrupt(lambda: f"{done} messages stored.")
         done = 3
         raise KeyboardInterrupt
 
@@ -87,19 +87,19 @@ def test_ctrl_c_says_what_was_done_until_then() -> None:
 
 def test_ctrl_c_in_a_change_names_what_shows_it() -> None:
     def work() -> None:
-        undecided("sluice topic show t")
+        note_pending_change("sluice topic show t")
         raise KeyboardInterrupt
 
     assert ended(work)[1] == (
-        "sluice: interrupted: what was asked for may be done or not; `sluice topic show t` shows "
+        "sluice: interrupted: the change may have been made or not; `sluice topic show t` shows "
         "it.\n"
     )
 
 
 def test_what_a_command_says_of_ctrl_c_is_not_said_of_the_next() -> None:
-    assert ended(lambda: when_interrupted(lambda: "old"))[0] == 0
+    assert ended(lambda: describe_on_interrupt(lambda: "old"))[0] == 0
     assert ended(raising(KeyboardInterrupt())) == (130, "sluice: interrupted.\n")
-    when_interrupted(lambda: "nobody's: there is no command")
+    describe_on_interrupt(lambda: "nobody's: there is no command")
 
 
 # ------------------------------------------------------------------------- a process of its own

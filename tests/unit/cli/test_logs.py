@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicemq.cli import main
-from sluicemq.cli.servers.logs import LogConfig, log_options_of, of_logback
+from sluicemq.cli.servers.logs import LogConfig, child_log_options, parse_logback
 from sluicemq.errors import ConfigurationError
 from sluicemq.log_lines import JsonLines, TextLines
 from waiting import limit
@@ -34,22 +34,22 @@ HOME = {"user.home": "/home/mq"}
 
 
 def test_level_and_file_of_rocketmqs_logback_are_taken() -> None:
-    told = of_logback(LOGBACK, "broker", HOME)
+    told = parse_logback(LOGBACK, "broker", HOME)
     path = "/home/mq/logs/rocketmqlogs/broker.log"
     assert told == LogConfig("warning", "text", path, 500 * 1024 * 1024, 20)
 
 
 def test_a_server_without_an_appender_logs_to_stderr_at_the_level_of_the_root() -> None:
-    assert of_logback(LOGBACK, "proxy", HOME) == LogConfig("debug")
+    assert parse_logback(LOGBACK, "proxy", HOME) == LogConfig("debug")
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("<configuration>", "no XML"), (LOGBACK.replace("${base}", "${BASE}", 1), "BASE")],
+    [("<configuration>", "not XML"), (LOGBACK.replace("${base}", "${BASE}", 1), "BASE")],
 )
 def test_what_cannot_be_read_is_said(text: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        of_logback(text, "broker", HOME)
+        parse_logback(text, "broker", HOME)
 
 
 def test_a_record_is_one_object_whatever_is_in_it() -> None:
@@ -102,7 +102,7 @@ def test_processes_below_log_alike_to_a_file_of_their_own(
     root.addHandler(handler)
     monkeypatch.setattr(logging, "root", root)
     monkeypatch.setattr(logging.Logger, "root", root)
-    assert log_options_of("broker-a") == [
+    assert child_log_options("broker-a") == [
         "--log-level", "warning", "--log-format", "json", "--log-file",
         f"{tmp_path}/up.log.broker-a", "--log-size", "2000", "--log-kept", "3",
     ]  # fmt: skip
@@ -113,7 +113,7 @@ def test_a_full_file_is_replaced_and_the_oldest_goes(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "broker.log"
     program = (
         "import logging; from sluicemq.cli.servers.logs import LogConfig, start_log;"
-        f"start_log(LogConfig(form='json', path={str(path)!r}, bytes_max=2000, kept=2));"
+        f"start_log(LogConfig(form='json', path={str(path)!r}, bytes_max=2000, rotated_files=2));"
         "[logging.getLogger(f'x{n}').info('line %d', n) for n in range(200)]"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=limit(60))

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 pytest.importorskip("mcp")
 
 from sluicemq.cli import main
-from sluicemq.cli.servers.mcp import CHECKS_MAX, SignedIn
+from sluicemq.cli.servers.mcp import CHECKS_MAX, BasicAuthentication
 from sluicemq.console.accounts import Accounts, Role
 from sluicemq.console.sessions import FAILURES_FREE
 
@@ -38,7 +38,7 @@ def basic(text: str) -> bytes:
 
 def test_with_accounts_only_they_are_let_in(tmp_path: Path) -> None:
     accounts = Accounts(str(tmp_path / "console.json"))
-    app = SignedIn(inside, accounts, is_open=True)
+    app = BasicAuthentication(inside, accounts, is_open=True)
     assert asyncio.run(status(app, None)) == 200, "nobody has an account yet"
     accounts.add("ann", "correct horse battery", Role.READ)
     assert asyncio.run(status(app, basic("ann:correct horse battery"))) == 200
@@ -48,7 +48,7 @@ def test_with_accounts_only_they_are_let_in(tmp_path: Path) -> None:
 
 def test_at_a_public_address_nobody_is_let_in_when_the_last_account_is_gone(tmp_path: Path) -> None:
     accounts = Accounts(str(tmp_path / "console.json"))
-    app = SignedIn(inside, accounts, is_open=False)
+    app = BasicAuthentication(inside, accounts, is_open=False)
     accounts.add("ann", "correct horse battery", Role.READ)
     assert asyncio.run(status(app, basic("ann:correct horse battery"))) == 200
     accounts.remove("ann")
@@ -71,7 +71,7 @@ def test_wrong_secrets_wait_and_few_are_checked_at_once(
         running -= 1
 
     monkeypatch.setattr(asyncio, "to_thread", to_thread)
-    app = SignedIn(inside, accounts, is_open=True)
+    app = BasicAuthentication(inside, accounts, is_open=True)
 
     async def all_at_once() -> list[int]:
         return await asyncio.gather(*(status(app, basic("ann:wrong")) for _ in range(20)))

@@ -61,7 +61,7 @@ def test_a_shutdown_sees_of_which_installation_a_server_is() -> None:
         "  18 grep sluicemq.cli.servers.names",
         "  19 sluice nameserver",
     ])  # fmt: skip
-    assert names.servers_in(listed, "mqnamesrv") == {
+    assert names.find_servers(listed, "mqnamesrv") == {
         11: "/opt/a/bin", 12: "/opt/a/bin2", 13: "/opt/a b/bin", 14: "", 15: "",
     }  # fmt: skip
 
@@ -99,7 +99,7 @@ def test_a_shutdown_leaves_the_servers_of_another_installation_alone(tmp_path: P
         assert second.poll() is None
         again = shut_down(directories[0])
         assert again.returncode == 255
-        assert again.stdout.startswith("No mqnamesrv running.\nLeft alone, of other installations")
+        assert again.stdout.startswith("No mqnamesrv running.\nNot stopped, from other directories")
         assert f"{second.pid} ({directories[1]})" in again.stdout
         shut_down(directories[1])
         assert second.wait(limit(60)) == 0
@@ -127,7 +127,7 @@ def outcome(command: click.Command, words: list[str], monkeypatch: pytest.Monkey
         ran.append(words)
         raise SystemExit(0)
 
-    monkeypatch.setattr(names, "_serve", serve)
+    monkeypatch.setattr(names, "_run_server", serve)
     result = CliRunner().invoke(command, words)
     return ran, result.output, result.exit_code, repr(result.exception)
 
@@ -172,7 +172,7 @@ def test_the_file_of_the_proxy_goes_along(monkeypatch: pytest.MonkeyPatch) -> No
     assert ran == [["broker", "--enable-proxy", "--proxy-config", "p.json"]]
     ran, _, _, error = outcome(names.mqbroker, ["-pc", "p.json"], monkeypatch)
     assert ran == []
-    assert "-pc p.json is the file of a proxy, and none is started. Add --enable-proxy" in error
+    assert "-pc p.json configures a proxy, but no proxy is started. Add --enable-proxy" in error
 
 
 def test_printed_settings_have_the_name_servers_of_the_command_line() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicemq.cli.servers.inherited import VARIABLE, inherited_environment, inherited_settings
-from sluicemq.cli.servers.ports import PORT_MAX, PortPlan, ports_of
-from sluicemq.cli.servers.processes import are_replicas, names_of
+from sluicemq.cli.servers.ports import PORT_MAX, PortPlan, broker_ports
+from sluicemq.cli.servers.processes import are_replicas, broker_names
 from sluicemq.config import BrokerConfig, load_broker_config, load_proxy_config
 from sluicemq.errors import ConfigurationError
 
@@ -23,7 +23,7 @@ def plan(
     proxy: bool | None = True,
     **settings: Any,
 ) -> PortPlan:
-    names = names_of(brokers, replicas)
+    names = broker_names(brokers, replicas)
     config = BrokerConfig(**{"bind_address": "127.0.0.1", **settings})
     return PortPlan.create(
         config, names, name_server, proxy=proxy, are_replicas=are_replicas(names)
@@ -31,13 +31,13 @@ def plan(
 
 
 def test_ports_leave_room_for_those_beside_them() -> None:
-    assert ports_of(10911, 3) == [10911, 10921, 10931]
-    assert ports_of(0, 3) == [0, 0, 0]
-    assert ports_of(65514, 3)[-1] + 1 == 65535
+    assert broker_ports(10911, 3) == [10911, 10921, 10931]
+    assert broker_ports(0, 3) == [0, 0, 0]
+    assert broker_ports(65514, 3)[-1] + 1 == 65535
     with pytest.raises(
-        ConfigurationError, match=r"65536; the highest is 65535.*--broker-port 65514"
+        ConfigurationError, match=r"65536; the highest port is 65535.*--broker-port 65514"
     ):
-        ports_of(65515, 3)
+        broker_ports(65515, 3)
 
 
 def test_the_port_of_metrics_reaches_every_process() -> None:
@@ -82,12 +82,12 @@ def test_free_ports_of_children_are_different_and_leave_room() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"name_server": 10911}, "port 10911 would be that of the name server and of the broker. "
-         "Give another --nameserver-port or --broker-port"),
-        ({"brokers": 2, "name_server": 10921}, "of the name server and of broker-b"),
+        ({"name_server": 10911}, "Port 10911 would be used by both the name server and the broker. "
+         "Choose another --nameserver-port or --broker-port"),
+        ({"brokers": 2, "name_server": 10921}, "both the name server and broker-b"),
         ({"replicas": 2, "name_server": 10912}, "broker-1 (its port for slaves)"),
-        ({"proxy_port": 9876}, "Give another --nameserver-port or --proxy-port"),
-        ({"brokers": 2, "proxy_port": 10921}, "of broker-b and of the proxy"),
+        ({"proxy_port": 9876}, "Choose another --nameserver-port or --proxy-port"),
+        ({"brokers": 2, "proxy_port": 10921}, "both broker-b and the proxy"),
     ],
 )  # fmt: skip
 def test_two_servers_at_one_port_are_refused(options: dict[str, Any], said: str) -> None:
@@ -100,7 +100,7 @@ def test_a_port_of_metrics_gives_way_to_a_server(caplog: pytest.LogCaptureFixtur
     found = plan(2, metrics_port=10910)
     assert found.metrics == 10910
     assert [ports.metrics for ports in found.brokers] == [0, 10912]
-    assert "port 10911 cannot be that of the metrics of broker-a: it is that of broker-a." in (
+    assert "port 10911 cannot be used for the metrics of broker-a: it is used by broker-a." in (
         caplog.text
     )
     assert "--metrics-port" in caplog.text
@@ -112,7 +112,7 @@ def test_a_port_of_metrics_gives_way_to_a_server(caplog: pytest.LogCaptureFixtur
 def test_no_port_of_metrics_exceeds_the_highest(caplog: pytest.LogCaptureFixture) -> None:
     found = plan(2, metrics_port=PORT_MAX - 1)
     assert [ports.metrics for ports in found.brokers] == [PORT_MAX, 0]
-    assert "the highest is 65535" in caplog.text
+    assert "the highest port is 65535" in caplog.text
 
 
 PORT = st.one_of(st.just(0), st.integers(8070, 8100))

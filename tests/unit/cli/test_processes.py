@@ -6,21 +6,21 @@ import pytest
 from click.testing import CliRunner
 
 from sluicemq.cli import main
-from sluicemq.cli.servers.processes import check_root, check_settings, names_of
+from sluicemq.cli.servers.processes import broker_names, check_root, check_settings
 from sluicemq.errors import ConfigurationError
 
 
 def test_brokers_have_letters_and_replicas_numbers() -> None:
-    assert names_of(3, None) == ["broker-a", "broker-b", "broker-c"]
-    assert names_of(None, 2) == ["broker-1", "broker-2"]
-    assert names_of(26, None)[-1] == "broker-z"
-    assert names_of(None, None) == []
+    assert broker_names(3, None) == ["broker-a", "broker-b", "broker-c"]
+    assert broker_names(None, 2) == ["broker-1", "broker-2"]
+    assert broker_names(26, None)[-1] == "broker-z"
+    assert broker_names(None, None) == []
 
 
 @pytest.mark.parametrize(
     ("entries", "are_replicas", "said"),
     [
-        ({"brokerName": "mine"}, False, "mine.conf has brokerName = mine"),
+        ({"brokerName": "mine"}, False, "mine.conf contains brokerName = mine"),
         ({"brokerId": "1"}, False, "brokerId = 1"),
         ({"brokerRole": "SLAVE"}, False, "brokerRole = SLAVE"),
         ({"storePathCommitLog": "/log"}, False, "storePathCommitLog = /log"),
@@ -31,16 +31,16 @@ def test_brokers_have_letters_and_replicas_numbers() -> None:
 def test_a_file_about_one_broker_is_refused(
     entries: dict[str, str], are_replicas: bool, said: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=f"{said}, .* Leave it out"):
+    with pytest.raises(ConfigurationError, match=f"{said}, .* Remove it from the file"):
         check_settings(
-            "mine.conf", entries, names_of(None, 2) if are_replicas else names_of(2, None)
+            "mine.conf", entries, broker_names(None, 2) if are_replicas else broker_names(2, None)
         )
 
 
 def test_a_file_that_holds_for_all_is_taken() -> None:
     stock = {"brokerId": "0", "brokerRole": "ASYNC_MASTER", "fileReservedTime": "48"}
-    check_settings("broker.conf", stock, names_of(2, None))
-    check_settings("broker.conf", {"brokerName": "mine"}, names_of(None, 2))
+    check_settings("broker.conf", stock, broker_names(2, None))
+    check_settings("broker.conf", {"brokerName": "mine"}, broker_names(None, 2))
 
 
 def stores(root: Path, *names: str) -> None:
@@ -51,26 +51,26 @@ def stores(root: Path, *names: str) -> None:
 def test_no_store_below_the_directory_is_passed_over(tmp_path: Path) -> None:
     """Nor by `sluice up` without --brokers."""
     stores(tmp_path, "broker-a", "broker-b", "broker-c", "broker-east")
-    for names in (names_of(2, None), names_of(None, 3), []):
+    for names in (broker_names(2, None), broker_names(None, 3), []):
         with pytest.raises(ConfigurationError, match=r"broker-c\. Start with --brokers 3, or"):
             check_root(str(tmp_path), names)
-    check_root(str(tmp_path), names_of(3, None))
-    check_root(str(tmp_path), names_of(4, None))
+    check_root(str(tmp_path), broker_names(3, None))
+    check_root(str(tmp_path), broker_names(4, None))
 
 
 def test_replicas_are_copies_so_fewer_of_them_are_enough(tmp_path: Path) -> None:
     stores(tmp_path, "broker-1", "broker-2", "broker-3")
-    check_root(str(tmp_path), names_of(None, 2))
-    for names in (names_of(2, None), []):
+    check_root(str(tmp_path), broker_names(None, 2))
+    for names in (broker_names(2, None), []):
         with pytest.raises(ConfigurationError, match="Start with --replicas 3, or"):
             check_root(str(tmp_path), names)
 
 
 def test_the_store_of_one_broker_is_not_for_several(tmp_path: Path) -> None:
     stores(tmp_path, ".")
-    for names in (names_of(2, None), names_of(None, 2)):
+    for names in (broker_names(2, None), broker_names(None, 2)):
         with pytest.raises(
-            ConfigurationError, match=f"Move what is in it, but namesrv, to {tmp_path}/{names[0]}"
+            ConfigurationError, match=f"Move its content except namesrv to {tmp_path}/{names[0]}"
         ):
             check_root(str(tmp_path), names)
     stores(tmp_path, "broker-a")  # a broker of its own, started by its own command
@@ -81,10 +81,10 @@ def test_the_store_of_one_broker_is_not_for_several(tmp_path: Path) -> None:
     ("options", "code", "said"),
     [
         (["--brokers", "4", "--replicas", "2"], 2, "sluice broker --name … --consensus … --id …"),
-        (["--brokers", "2", "--read-only"], 2, "store by store: --store DIRECTORY/broker-a"),
-        (["--replicas", "2", "--read-only"], 2, "are one or the other"),
+        (["--brokers", "2", "--read-only"], 2, "one server for each: --store DIRECTORY/broker-a"),
+        (["--replicas", "2", "--read-only"], 2, "cannot be combined"),
         (["--brokers", "27"], 2, "1<=x<=26"),
-        (["--brokers", "2", "-c", "mine.conf"], 1, "mine.conf has brokerName = mine"),
+        (["--brokers", "2", "-c", "mine.conf"], 1, "mine.conf contains brokerName = mine"),
     ],
 )
 def test_what_does_not_go_together_is_one_sentence(

@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from sluicemq import __version__
 from sluicemq.cli import main
-from sluicemq.cli.quickstart import KINDS, TEMPLATES, requirement
+from sluicemq.cli.quickstart import KINDS, TEMPLATES, requirement_line
 
 
 def quickstart(*words: str) -> Result:
@@ -26,7 +26,7 @@ def test_the_kinds_are_the_folders_and_each_is_explained() -> None:
 def test_a_wrong_kind_is_answered_with_the_near_one_or_with_all() -> None:
     near, far = quickstart("mesages"), quickstart("kubernetes")
     assert (near.exit_code, far.exit_code) == (2, 2)
-    assert "'mesages' is no kind of project. Did you mean 'messages'?" in near.output
+    assert "'mesages' is not a kind of project. Did you mean 'messages'?" in near.output
     assert all(kind in far.output for kind in KINDS)
 
 
@@ -43,7 +43,7 @@ def test_a_project_is_written_and_its_first_commands_are_told(kind: str, tmp_pat
     assert all(command in told.output for command in commands)
     required = (directory / "requirements.txt").read_text("utf-8").splitlines()
     extras = "server,spark" if kind == "spark" else "server"
-    assert requirement(f"sluicemq[{extras}]") in required
+    assert requirement_line(f"sluicemq[{extras}]") in required
 
 
 def test_an_empty_folder_is_taken_and_one_with_something_in_it_is_left_alone(
@@ -55,7 +55,7 @@ def test_an_empty_folder_is_taken_and_one_with_something_in_it_is_left_alone(
     for taken in (tmp_path, tmp_path / "file"):
         told = quickstart("messages", str(taken))
         assert told.exit_code == 1
-        assert "is there and not an empty folder" in told.output
+        assert "exists and is not an empty folder" in told.output
         assert "Name a new or an empty one." in told.output
     assert (tmp_path / "produce.py").read_text() == "mine"
 
@@ -88,8 +88,8 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
 def test_requirements_name_where_the_package_came_from(
     origin: dict[str, object], line: str
 ) -> None:
-    assert requirement("x[y]", json.dumps(origin)) == line
+    assert requirement_line("x[y]", json.dumps(origin)) == line
 
 
 def test_what_came_from_an_index_is_required_by_its_version() -> None:
-    assert requirement("sluicemq[server]", "") == f"sluicemq[server]=={__version__}"
+    assert requirement_line("sluicemq[server]", "") == f"sluicemq[server]=={__version__}"

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from sluicemq import __version__, engine
 from sluicemq.cli import COMMANDS, main
-from sluicemq.cli.servers.serve import name_server_of
+from sluicemq.cli.servers.serve import make_name_server_config
 from sluicemq.config import BrokerConfig, StoreConfig
 from waiting import limit
 
@@ -130,7 +130,9 @@ def test_the_version_is_the_package_s_and_names_the_engine() -> None:
 
 
 def test_the_name_server_of_up_keeps_its_files_in_the_store() -> None:
-    config = name_server_of(BrokerConfig(bind_address="127.0.0.1"), StoreConfig(root="/data"), 9876)
+    config = make_name_server_config(
+        BrokerConfig(bind_address="127.0.0.1"), StoreConfig(root="/data"), 9876
+    )
     assert (config.bind_address, config.listen_port) == ("127.0.0.1", 9876)
     assert config.kv_config_path == "/data/namesrv/kvConfig.json"
     assert config.config_path == "/data/namesrv/sluice.properties"
@@ -139,6 +141,6 @@ def test_the_name_server_of_up_keeps_its_files_in_the_store() -> None:
 
 def test_a_name_server_of_up_whose_brokers_are_elsewhere_has_the_broker_s_port() -> None:
     broker = BrokerConfig(bind_address="127.0.0.1", metrics_port=7001, metrics_host="127.0.0.2")
-    config = name_server_of(broker, StoreConfig(root="/data"), 9876, alone=True)
+    config = make_name_server_config(broker, StoreConfig(root="/data"), 9876, is_alone=True)
     assert (config.metrics_host, config.metrics_port) == ("127.0.0.2", 7001)
     assert config.metrics_enable

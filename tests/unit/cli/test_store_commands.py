@@ -92,7 +92,7 @@ def test_no_command_changes_a_byte_or_needs_to(root: Path, name: str, state: str
 def test_info_says_the_state(root: Path) -> None:
     assert "stopped" in run("info", root).output
     (root / "abort").write_text("1")
-    assert "without an orderly stop" in run("info", root).output
+    assert "was not stopped in order" in run("info", root).output
     (found,) = lines(run("info", root, "--json"))
     assert found["log"]["files"] == 2
     assert found["index"]["entries"] == 17
@@ -173,8 +173,8 @@ def test_dump_goes_on_behind_damage_and_says_so(root: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [
-        (["--offsets", "x"], 2, "no range"),
-        (["--since", "yesterday"], 2, "no time"),
+        (["--offsets", "x"], 2, "not a range"),
+        (["--since", "yesterday"], 2, "not a time"),
         (["--tags", "a", "--where", "a = 1"], 2, "--tags and --where"),
         (["--where", "a ="], 1, "a ="),
         (["--where", "a = 1 b"], 1, "ends before character 7"),

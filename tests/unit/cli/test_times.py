@@ -4,10 +4,10 @@ import pytest
 
 from sluicemq.cli.ending import OptionError
 from sluicemq.cli.output import TIME_MAX_MS, parse_time
-from sluicemq.cli.spark import moment_ms
+from sluicemq.cli.spark import parse_moment
 
 
-@pytest.mark.parametrize("parse", [parse_time, moment_ms])
+@pytest.mark.parametrize("parse", [parse_time, parse_moment])
 def test_seconds_are_refused_and_written_as_milliseconds(parse: object) -> None:
     """`group reset --to` in seconds would begin in 1970: every message again."""
     assert callable(parse)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluicemq.cli.traffic import _arrived, _lines
+from sluicemq.cli.traffic import _next_chunk, _read_lines
 
 
 def test_ctrl_c_that_asyncio_has_taken_is_not_forgotten_by_the_next_read() -> None:
@@ -23,7 +23,7 @@ def test_ctrl_c_that_asyncio_has_taken_is_not_forgotten_by_the_next_read() -> No
 
     async def work() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        _arrived(chunks())
+        _next_chunk(chunks())
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(work())
@@ -39,7 +39,7 @@ def test_lines_that_are_not_read_to_their_end_close_their_file(tmp_path: Path) -
         opened.append(path.open("rb"))
         return opened[0]
 
-    lines = _lines(open_stream)
+    lines = _read_lines(open_stream)
     assert not opened
     assert next(lines)[0] == b"one"
     lines.close()

@@ -107,7 +107,7 @@ BAD: list[tuple[str, str, str]] = [
      " A property, a number, a string in single quotes or ( must follow."),
     ("SQL92 with a tail that is ignored", RIGHT.replace("> 60", "> 60 ) x"),
      "p.yaml:5: source.filter.sql: at character 16: Everything from here on is ignored: no"
-     " parenthesis is open here. Leave it away, or open one."),
+     " parenthesis is open here. Remove the parenthesis, or open one."),
     ("no topic", RIGHT.replace("  topic: flights\n", ""),
      "p.yaml:3: source: the option 'topic' is missing."),
     ("a column that is none", RIGHT.replace("prop:origin", "prop:origin:strin"),

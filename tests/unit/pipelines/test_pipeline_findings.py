@@ -16,17 +16,17 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from sluicemq.client.admin.subscriptions import GroupSubscriptions
-from sluicemq.client.core.tracing import (
+from sluicemq.client.ledger import make_blocking_engine
+from sluicemq.errors import ConfigurationError
+from sluicemq.filter.subscriptions import subscribe
+from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.model.trace_records import (
     ConsumeOutcome,
     ConsumeTrace,
     MessageKind,
     SendTrace,
     encode_trace_records,
 )
-from sluicemq.client.ledger import make_blocking_engine
-from sluicemq.errors import ConfigurationError
-from sluicemq.filter.subscriptions import subscribe
-from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.pipelines.audit import (
     AUDIT,
     Audit,

@@ -86,8 +86,6 @@ class NotMasterError(RequestError):
     Fix: wait for the switch to end; `sluice cluster status` shows who is master.
     """
 
-    PAGE = "replication.forward.NotMasterError"
-
     def __init__(self, remark: str = NOT_MASTER) -> None:
         super().__init__(ResponseCode.SERVICE_NOT_AVAILABLE, f"{remark}, try again.")
 

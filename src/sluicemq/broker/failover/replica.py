@@ -82,8 +82,6 @@ class BrokerClosedError(SluiceError):
         the broker could not change its role: Port 10911 is already in use.
     """
 
-    PAGE = "replication.replica.BrokerClosedError"
-
 
 class ReplicaBlockedError(SluiceError):
     """A person has to act; said once, and looked at again.
@@ -93,8 +91,6 @@ class ReplicaBlockedError(SluiceError):
     Then: it serves nobody and looks again; nothing is lost by waiting.
     Fix: start the replica that the text names, or accept the loss by hand: `sluice cluster elect`.
     """
-
-    PAGE = "replication.replica.ReplicaBlockedError"
 
 
 class LogEnd(NamedTuple):

@@ -331,7 +331,7 @@ class Acting:
             stand_in, escape = self.stand_in, self._escape
             if stand_in is None or escape is None:
                 return True
-            stand_in.delayed.run()
+            stand_in.delayed.run_slice()
             stand_in.transactions.run()
             self._collect(stand_in)
             return not escape.count or await escape.flush()

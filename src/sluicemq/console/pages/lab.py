@@ -5,7 +5,7 @@ from typing import Any, Final
 from sluicemq.client.admin.filter_trials import BrokerTrial
 from sluicemq.console.context import Answer, Context
 from sluicemq.errors import SluiceError
-from sluicemq.filter.check import check
+from sluicemq.filter.check import check_sql92
 from sluicemq.model.properties import settable_properties
 from sluicemq.model.subscription import SQL92, TAG
 
@@ -28,7 +28,7 @@ async def show(context: Context) -> Answer:
         "kind": kind,
         "group": group,
         "total": None,
-        "findings": check(expression) if expression and kind == SQL92 else [],
+        "findings": check_sql92(expression) if expression and kind == SQL92 else [],
         "error": None,
         "topics": await context.get_cached("topics", context.admin.topics),
     }

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from sluicemq.client.core.tracing import (
+from sluicemq.client.sync.admin import Admin
+from sluicemq.client.sync.producer import Producer
+from sluicemq.model.message import Message
+from sluicemq.model.trace_records import (
     ConsumeOutcome,
     ConsumeTrace,
     DeliveryTrace,
@@ -16,9 +19,6 @@ from sluicemq.client.core.tracing import (
     TransactionTrace,
     encode_trace_records,
 )
-from sluicemq.client.sync.admin import Admin
-from sluicemq.client.sync.producer import Producer
-from sluicemq.model.message import Message
 from sluicemq.pipelines.ready import Task, find_ready_pipeline
 
 START_MS = 1_760_000_400_000  # 2025-10-09 09:00 UTC

@@ -81,7 +81,7 @@ class BrokerReplica(ReplicaNode):
 
     async def crash(self, rng: random.Random, how: str) -> None:
         self.broker = None
-        self.consensus.is_cut = True
+        self.consensus.is_disconnected = True
         await super().crash(rng, how)
 
     async def stop(self, rng: random.Random) -> None:

@@ -16,7 +16,7 @@ from sluicemq.broker.replication.follower import Follower
 from sluicemq.broker.replication.insync import InSync
 from sluicemq.broker.replication.mirror import Applier
 from sluicemq.broker.table import TABLE
-from sluicemq.broker.waiting.requests import DelayRequests
+from sluicemq.broker.waiting.requests import DelayHandlers
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.store.store import Store
@@ -117,20 +117,20 @@ def trusts_stale_timer_files() -> Any:
 
 def takes_in_new_ones_alone() -> Any:
     """A master whose timer files are gone takes in what comes, and not what waits already."""
-    real = TimerFiles.begin_again
+    real = TimerFiles.start_rebuild
 
-    def begin_again(self: TimerFiles, reason: str, *, is_exact: bool = True) -> None:
+    def start_rebuild(self: TimerFiles, reason: str, *, is_exact: bool = True) -> None:
         real(self, reason, is_exact=is_exact)
         self.queue_offset = self._store.queue_offsets(TIMER_TOPIC, 0)[1]
 
-    return patch.object(TimerFiles, "begin_again", begin_again)
+    return patch.object(TimerFiles, "start_rebuild", start_rebuild)
 
 
 def cancels_here_alone() -> Any:
     """A cancelled delay is answered before the slaves know of it."""
-    real = DelayRequests.cancel
+    real = DelayHandlers.cancel
 
-    def cancel(self: DelayRequests, header: Any, command: Any, peer: Any) -> Any:
+    def cancel(self: DelayHandlers, header: Any, command: Any, peer: Any) -> Any:
         outcome = real(self, header, command, peer)
         return outcome.answer if isinstance(outcome, Announced) else outcome
 

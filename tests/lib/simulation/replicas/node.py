@@ -463,7 +463,7 @@ class ReplicaNode(Node):
             self.files.clock = self.clock
         self.boot += how == "power"
         await self.end(rng, is_silent=how == "power")
-        self.consensus.is_cut = True
+        self.consensus.is_disconnected = True
         await self.consensus.close()
 
     @property

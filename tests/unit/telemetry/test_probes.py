@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sluicemq.net import wsgi
+from sluicemq.telemetry import probes as wsgi
 from waiting import limit
 
 pytestmark = pytest.mark.slow

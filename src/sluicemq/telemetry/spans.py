@@ -29,9 +29,7 @@ from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from sluicemq.broker.otlp import NS_PER_MS, SCOPE, make_resource
-from sluicemq.client.admin.messages import record_of_message
-from sluicemq.client.core.tracing import (
+from sluicemq.model.trace_records import (
     ConsumeOutcome,
     ConsumeTrace,
     DeliveryTrace,
@@ -39,7 +37,9 @@ from sluicemq.client.core.tracing import (
     SendTrace,
     TraceRecord,
     TransactionTrace,
+    record_of_message,
 )
+from sluicemq.telemetry.otlp import NS_PER_MS, SCOPE, make_resource
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluicemq.client.core.tracing import (
+from sluicemq.model.trace_records import (
     ConsumeOutcome,
     ConsumeTrace,
     DeliveryTrace,
@@ -12,8 +12,8 @@ from sluicemq.client.core.tracing import (
     TraceRecord,
     TransactionTrace,
 )
-from sluicemq.operate import spans as subject
-from sluicemq.operate.spans import Span, SpanBuilder, exportable, parse_traceparent
+from sluicemq.telemetry import spans as subject
+from sluicemq.telemetry.spans import Span, SpanBuilder, exportable, parse_traceparent
 
 ID = "7F0000010001D41A00000BD5A5F30000"
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -22,16 +22,13 @@ from wsgiref import simple_server
 
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config.keys import MeasuredConfig
-from sluicemq.model.addresses import LOOPBACK, format_address, is_wildcard
+from sluicemq.model.addresses import format_address
 from sluicemq.net.work.background import fast_thread_switching
+from sluicemq.telemetry.health import HealthCheck, metrics_host
 
 log = logging.getLogger(__name__)
 
-HealthCheck = Callable[[], list[str]]
-"""Return a sentence for each problem; an empty list means that there is none."""
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
-LOOP_STALL_S: Final = 30.0
-"""An event loop without an iteration for this time hangs."""
 
 
 CONNECTIONS_MAX: Final = 16
@@ -157,23 +154,6 @@ def limit_scrapes(application: Application) -> Application:
             slots.release()
 
     return call
-
-
-def event_loop_problems(idle_s: float) -> list[str]:
-    """Return a sentence if the event loop, last run `idle_s` ago, hangs. Return [] if not."""
-    if idle_s <= LOOP_STALL_S:
-        return []
-    return [f"the event loop has not run for {idle_s:.0f} s."]
-
-
-def metrics_host(config: MeasuredConfig, *, for_local_clients: bool = False) -> str:
-    """Return the address at which the metrics and health checks of a server are served.
-
-    With `for_local_clients`, return an address that clients on this machine can connect to, instead
-    of a wildcard address.
-    """
-    host = config.metrics_host or (LOOPBACK if config.is_protected else config.listen_address)
-    return LOOPBACK if for_local_clients and is_wildcard(host) else host
 
 
 def serve_probes(
