@@ -68,7 +68,7 @@ async def _fetch_message(context: Context) -> StoredMessage:
 async def show(context: Context) -> Answer:
     """Return the page of one message."""
     message = await _fetch_message(context)
-    own = settable_properties(message.properties)
+    settable = settable_properties(message.properties)
     body = message.body_or_raw
     forms = bodies.find_forms(body)
     wanted = context.query.get("as", "")
@@ -82,9 +82,9 @@ async def show(context: Context) -> Answer:
             "body_bytes": len(body),
             "body_error": message.body_error,
             "is_cut": len(body) > bodies.SHOWN_BYTES_MAX,
-            "own": own,
+            "own": settable,
             "reserved": {
-                name: value for name, value in message.properties.items() if name not in own
+                name: value for name, value in message.properties.items() if name not in settable
             },
             "address": message_path(message),
         }
@@ -108,9 +108,9 @@ async def resend(context: Context) -> Answer:
         raise ConfigurationError(
             "The confirmation box is not checked.", fix="Check it to send the message again."
         )
-    own = settable_properties(message.properties)
+    settable = settable_properties(message.properties)
     sent = await context.mq.send(
-        message.topic, message.body, tag=message.tag, keys=message.keys, properties=own
+        message.topic, message.body, tag=message.tag, keys=message.keys, properties=settable
     )
     return Answer(
         redirect=f"/messages/{quote(message.topic, safe='')}/{sent.message_id}?done=resent"

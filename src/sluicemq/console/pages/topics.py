@@ -28,10 +28,10 @@ def select_names(
     for name in names:
         if wanted.lower() not in name.lower():
             continue
-        own = kind_of(name)
-        counts[own] += 1
+        kind_of_name = kind_of(name)
+        counts[kind_of_name] += 1
         counts["all"] += 1
-        if kind in (own, "all"):
+        if kind in (kind_of_name, "all"):
             found.append(name)
     return context.paginate(found), {"kind": kind, "q": wanted, "counts": counts}
 
