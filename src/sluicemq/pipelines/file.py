@@ -612,7 +612,7 @@ def _check_filters(entries: Entries, texts: Texts) -> None:
         for finding in check_sql92(texts["filter.sql"]):
             entries["filter.sql"].problem(
                 f"at character {finding.position + 1}: {' '.join(finding.what.split())}",
-                " ".join(finding.fix.split()),
+                " ".join(finding.instead.split()),
                 is_error=finding.is_error or finding.code == IGNORED_TEXT,
             )
 
