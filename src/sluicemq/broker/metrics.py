@@ -82,16 +82,16 @@ def _flags(b: BrokerState, topic: str) -> tuple[str, str]:
 
 def _replica_lags(b: BrokerState) -> list[tuple[str, int, int]]:
     """Return for each slave of a master its id or address, and its lag in bytes and in ms."""
-    gate, log_end = b.in_sync, b.store.written_offset
-    if gate is None:
+    in_sync, log_end = b.in_sync, b.store.written_offset
+    if in_sync is None:
         return []
     return [
         (
             str(link.replica_id or link.remote),
-            max(log_end - max(replica.acknowledged, 0), 0),
-            gate.lag_ms(replica),
+            max(log_end - max(slave.acked_end, 0), 0),
+            in_sync.lag_ms(slave),
         )
-        for link, replica in gate.replicas.copy().items()
+        for link, slave in in_sync.slaves.copy().items()
     ]
 
 
@@ -127,7 +127,7 @@ def _lag(b: BrokerState) -> Samples:
     acknowledged.
     """
     lags: dict[tuple[str, str], int] = {}
-    popped = b.checkpoints.ahead()
+    popped = b.checkpoints.get_uncommitted_offsets()
     table = {key: dict(queues) for key, queues in b.offsets.table.copy().items()}
     for key, queues in table.items():
         topic, _, group = key.partition("@")
@@ -135,7 +135,7 @@ def _lag(b: BrokerState) -> Samples:
             first, end = b.store.queue_offsets(topic, queue_id)
             start = max(offset, first, popped.get((group, topic, queue_id), 0))
             lags[topic, group] = lags.get((topic, group), 0) + max(end - start, 0)
-    for (group, topic, _), count in b.checkpoints.table.counts.copy().items():
+    for (group, topic, _), count in b.checkpoints.open_checkpoints.in_flight_counts.copy().items():
         lags[topic, group] = lags.get((topic, group), 0) + count
     for (topic, group), count in lags.items():
         yield topic, group, *_flags(b, topic), count
@@ -152,7 +152,7 @@ def _in_flight(b: BrokerState) -> Samples:
         for queue_id, offset in queues.copy().items():
             committed = b.offsets.committed(group, topic, queue_id)
             counts[topic, group] += max(offset - committed, 0) if committed >= 0 else 0
-    for (group, topic, _), count in b.checkpoints.table.counts.copy().items():
+    for (group, topic, _), count in b.checkpoints.open_checkpoints.in_flight_counts.copy().items():
         counts[topic, group] += count
     for (topic, group), count in counts.items():
         yield topic, group, *_flags(b, topic), count
@@ -237,14 +237,17 @@ COUNTERS: Final = (
         "rocketmq_pop_revive_in_message",
         "Checkpoints and acknowledgements stored.",
         (*_PAIR, "revive_message_type", "put_status"),
-        lambda b: [(*key, "PUT_OK", count) for key, count in b.checkpoints.stored.copy().items()],
+        lambda b: [
+            (*key, "PUT_OK", count)
+            for key, count in b.checkpoints.stored_record_counts.copy().items()
+        ],
     ),
     Family(
         "rocketmq_pop_revive_retry_messages",
         "Popped messages that were delivered again.",
         (*_PAIR, "put_status"),
         lambda b: [
-            (*pair, "PUT_OK", count) for pair, count in b.checkpoints.revived.copy().items()
+            (*pair, "PUT_OK", count) for pair, count in b.checkpoints.revived_counts.copy().items()
         ],
     ),
     Family(
@@ -279,7 +282,9 @@ COUNTERS: Final = (
         "sluicemq_lane_messages_unmatched",
         "Messages that match the subscription of no lane.",
         _GROUP,
-        _each(lambda b: {name: made.unmatched for name, made in b.lanes.table.copy().items()}),
+        _each(
+            lambda b: {name: made.unmatched_count for name, made in b.lanes.table.copy().items()}
+        ),
     ),
     Family(
         "sluicemq_subscription_conflicts",
@@ -308,7 +313,7 @@ GAUGES: Final = (
         "rocketmq_pop_checkpoint_buffer_size",
         "Pops with messages in flight.",
         (),
-        _one(lambda b: len(b.checkpoints.table)),
+        _one(lambda b: len(b.checkpoints.open_checkpoints)),
     ),
     Family(
         "sluicemq_consumer_lag_matching_messages",
@@ -455,7 +460,7 @@ GAUGES: Final = (
         "Replicas in sync, including the master.",
         (),
         lambda b: (
-            [(1 + sum(map(b.in_sync.is_in_sync, b.in_sync.replicas.copy())),)]
+            [(1 + sum(map(b.in_sync.is_in_sync, b.in_sync.slaves.copy())),)]
             if b.in_sync is not None
             else []
         ),

@@ -34,19 +34,19 @@ from sluicemq.broker.epochs.epochs import Epochs
 from sluicemq.broker.group_commit import Announced, Durable, GroupCommit, Parked, Postponed
 from sluicemq.broker.lanes.table import Lanes
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.pop.acknowledge import InFlight
+from sluicemq.broker.pop.acknowledge import InFlightHandlers
 from sluicemq.broker.pop.assignment import Assignments
-from sluicemq.broker.pop.checkpoints import Checkpoints
-from sluicemq.broker.pop.order import ConsumerOrder
+from sluicemq.broker.pop.checkpoints import PopCheckpoints
+from sluicemq.broker.pop.order import OrderedPops
 from sluicemq.broker.produce.intake import MessageIntake
 from sluicemq.broker.produce.relays import ClientRequests, ReplyHandlers
 from sluicemq.broker.produce.send import SendBackHandlers, SendHandlers
-from sluicemq.broker.replication.insync import InSync
-from sluicemq.broker.replication.status import Behind, Steering
+from sluicemq.broker.replication.in_sync import InSyncReplicas
+from sluicemq.broker.replication.status import MeasureLag, RoleController
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
-from sluicemq.broker.waiting.delivery import Delayed
+from sluicemq.broker.waiting.delivery import DelayedDelivery
 from sluicemq.clock import SteadyClock
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import LMQ_PREFIX
@@ -72,7 +72,7 @@ SEALED_AFTER_S: Final = 10.0
 class BrokerState:
     """The components of one broker in one role. `table.py` routes requests to them."""
 
-    steering: Steering | None = None
+    role_controller: RoleController | None = None
     """What decides the role of this broker with failover. None if the configuration decides it."""
     replication_side: Any = None
     """What runs here for the other replicas: a MasterSide, a SlaveSide, or None."""
@@ -89,7 +89,7 @@ class BrokerState:
         store: Store,
         environment: BrokerEnvironment,
         *,
-        in_sync: InSync | None = None,
+        in_sync: InSyncReplicas | None = None,
     ) -> None:
         """Create the components over an open store. Call `load` before they serve requests.
 
@@ -102,7 +102,7 @@ class BrokerState:
         self.steady_clock = environment.steady_clock or SteadyClock(clock)
         """The clock for deadlines of waiting messages; it never goes back."""
         self.supervisor = environment.supervisor or Supervisor(clock, log)
-        self.replica_lag: Behind = lambda: (None, None)
+        self.replica_lag: MeasureLag = lambda: (None, None)
         self.metric_collectors: list[Callable[[], Iterator[Any]]] = []
         """Further metrics of the process, such as those of a proxy in it."""
         settings.set_host(environment.host)
@@ -175,7 +175,7 @@ class BrokerState:
         )
         group_commit.wake = wake = self.polls.wake
         common, waking = (settings, topics, groups, offsets), (files, self.steady_clock, wake)
-        self.order = ConsumerOrder(*common, *waking, call_later)
+        self.order = OrderedPops(*common, *waking, call_later)
         self.lanes = Lanes(settings, topics, offsets, store, *waking, call_soon, self.offload)
         self.contracts = Contracts(groups, settings, clock)
         self.consumers = Consumers(
@@ -205,7 +205,7 @@ class BrokerState:
         topics, groups, offsets = self.topics, self.groups, self.offsets
         group_commit, steady_clock = self.group_commit, self.steady_clock
         self.intake = intake = MessageIntake(settings, store, group_commit)
-        self.delayed = Delayed(
+        self.delayed = DelayedDelivery(
             settings,
             store,
             intake,
@@ -216,7 +216,7 @@ class BrokerState:
             call_later=call_later,
             jobs=self.supervisor,
         )
-        self.checkpoints = Checkpoints(
+        self.checkpoints = PopCheckpoints(
             settings=settings,
             topics=topics,
             offsets=offsets,
@@ -227,8 +227,8 @@ class BrokerState:
             files=files,
             clock=steady_clock,
         )
-        offsets.on_forget += [self.checkpoints.forget, self.contracts.forget_deleted]
-        self.in_flight = InFlight(
+        offsets.on_forget += [self.checkpoints.forget_deleted, self.contracts.forget_deleted]
+        self.in_flight = InFlightHandlers(
             groups, self.checkpoints, self.order, steady_clock, self.background
         )
         self.transactions = Transactions(
@@ -280,7 +280,7 @@ class BrokerState:
             consumers=self.consumers,
             filters=self.filters,
             deliveries=self.delivered,
-            unfinished=self.in_flight.unfinished,
+            unfinished=self.in_flight.count_unfinished,
         )
         self.runtime = RuntimeInfo(
             self.context,
@@ -289,7 +289,7 @@ class BrokerState:
             polls=self.polls,
             rates=self.rates,
             midnight_counters=self.midnight_counters,
-            extra_collectors=(self.delayed.runtime, self.filter_watch.runtime_info),
+            extra_collectors=(self.delayed.get_runtime_info, self.filter_watch.runtime_info),
         )
 
     # --- deleted topics
@@ -324,7 +324,7 @@ class BrokerState:
         groups = self.offsets.take_groups_of_deleted(name)
         for group in groups:
             for queue_id in range(self.topics.table[name].config.read_queues):
-                if not self.lanes.reset(group, name, queue_id, 0):
+                if not self.lanes.reset_queue(group, name, queue_id, 0):
                     self.offsets.reset(group, name, queue_id, 0)
         if groups:
             log.info(
@@ -475,8 +475,8 @@ class BrokerState:
         self.client_requests.on_disconnect(peer)
         self.background.run_in_background(self._remove_client(peer))
         self.scheduler.remove(peer)
-        if self.steering is not None:
-            self.steering.disconnected(peer)
+        if self.role_controller is not None:
+            self.role_controller.disconnected(peer)
 
     def _remove_client(self, peer: Peer) -> WorkItem[None]:
         """Remove a closed connection from its groups, in steps: there may be thousands."""
@@ -533,9 +533,9 @@ class BrokerState:
         if self.settings.is_slave:
             return
         if self.in_sync is not None:
-            run("in-sync set", self.in_sync.run)
-        self.delayed.run()
-        run("ordered pops", self.order.run)
+            run("in-sync set", self.in_sync.tick)
+        self.delayed.run_slice()
+        run("ordered pops", self.order.wake_free_queues)
         run("epochs", self.epochs.run)
         run("transaction checks", self.transactions.run)
         run("filter watch", self.filter_watch.survey_if_due)
@@ -555,7 +555,7 @@ class BrokerState:
     def _check_wall_clock(self) -> None:
         """Log a warning each time the wall clock was set back."""
         lead_ms = self.steady_clock.lead_ms
-        self.delayed.kept_clock.mark_if_ahead()
+        self.delayed.saved_clock.mark_changed_if_ahead()
         if lead_ms > self._clock_lead_ms:
             log.warning(
                 "The wall clock was set back by %d s. Waiting messages are still delivered on "

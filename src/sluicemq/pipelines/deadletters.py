@@ -57,23 +57,25 @@ from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 from sluicemq.pipelines.archive import OWN_PROPERTIES
 from sluicemq.pipelines.ready import (
     FLAG,
-    FROM_PLACE,
     INTEGER,
     LIST,
     MAPPING,
-    SENDING,
     TEXT,
     Field,
     Folder,
-    Ledger,
-    Ready,
+    ReadyPipeline,
     Report,
     Task,
-    guarantee,
+    format_table,
     load_messages,
+)
+from sluicemq.pipelines.steps import (
+    ORIGIN_COLUMNS,
+    SENDING_FIELDS,
+    JobState,
+    describe_guarantee,
+    rows_per_step,
     run_steps,
-    step_rows,
-    table_lines,
     write_step,
 )
 from sluicemq.spark.options import parse_options
@@ -91,8 +93,17 @@ SAMPLE_MESSAGES: Final = 2_000
 TOPICS_SAMPLED_MAX: Final = 5
 VALUES_SHOWN: Final = 3
 SHARE_MIN: Final = 0.3
-_SETTINGS: Final = ("group", "where", "edit", "to", "filter_sql", "filter_tags", "only_matching",
-                    "delivery", "report")  # fmt: skip
+_SETTINGS: Final = (
+    "group",
+    "where",
+    "edit",
+    "to",
+    "filter_sql",
+    "filter_tags",
+    "only_matching",
+    "delivery",
+    "report",
+)
 _SOURCE_COLUMNS: Final = (
     "topic,broker,queue_id,queue_offset,msg_id,keys,tags,properties,body,born_time,store_time,"
     "reconsume_times," + ERROR_NAME
@@ -106,7 +117,7 @@ _REPORT_SCHEMA: Final = (
 # ---- dead letters as rows
 
 
-def read_letters(spark: Any, connection: Mapping[str, str], group: str) -> Any:
+def read_dead_letters(spark: Any, connection: Mapping[str, str], group: str) -> Any:
     """The dead letters of a group as a DataFrame: topic, broker, queue_id, queue_offset, msg_id,
     keys, tags, properties (the producer's own), body, text (the body as UTF-8), born_time,
     store_time, reconsume_times, origin_topic, origin_id, sharding_key, cause, _error. A body that
@@ -118,12 +129,12 @@ def read_letters(spark: Any, connection: Mapping[str, str], group: str) -> Any:
 def read_report(spark: Any, state: str) -> Any:
     """The report of a replay: a row a message with id, origin, to, verdict, new_id and error."""
     folder = Folder(spark, f"{state}/{REPORT}")
-    steps = [folder.at(name) for name in folder.names() if name.startswith("step-")]
+    steps = [folder.full_path(name) for name in folder.list_names() if name.startswith("step-")]
     if not steps:
         raise ConfigurationError(
             f"there is no report in {folder.path}.", fix="Run the pipeline with action: replay."
         )
-    is_parquet = bool(folder.files("", ".parquet"))
+    is_parquet = bool(folder.list_files("", ".parquet"))
     reader = spark.read.schema(_REPORT_SCHEMA)
     return reader.parquet(*steps) if is_parquet else reader.json(steps)
 
@@ -139,11 +150,15 @@ def _letters(spark: Any, connection: Mapping[str, str], group: str, bounds: Boun
     starts = {queue: low for queue, (low, _) in bounds.items()}
     ends = {queue: high for queue, (_, high) in bounds.items()}
     rows = load_messages(
-        spark, connection, topic=DLQ_PREFIX + group, columns=_SOURCE_COLUMNS, properties="all",
+        spark,
+        connection,
+        topic=DLQ_PREFIX + group,
+        columns=_SOURCE_COLUMNS,
+        properties="all",
         badBody=BAD_BODY_RAW,
         startingOffsets=json.dumps(offsets_to_table(starts, by_topic=False)),
         endingOffsets=json.dumps(offsets_to_table(ends, by_topic=False)),
-    )  # fmt: skip
+    )
 
     def causes(asked: pa.Array) -> pa.Array:
         told = [
@@ -175,31 +190,34 @@ def _either(*names: str) -> Any:
 # ---- by cause
 
 
-def cluster_lines(
+def format_clusters(
     letters: Any, admin: Admin, connection: Mapping[str, str], by: Sequence[str], top: int
 ) -> list[str]:
     """The largest clusters as lines: how many, since when, and what distinguishes each."""
     named = [f"by_{turn}" for turn in range(len(by))]
-    keyed = letters.selectExpr("*", *(f"cast({how} as string) as {name}" for how, name in
-                                      zip(by, named, strict=True)))  # fmt: skip
+    keyed = letters.selectExpr(
+        "*", *(f"cast({how} as string) as {name}" for how, name in zip(by, named, strict=True))
+    )
     keys = ["origin_topic", "cause", *named]
     clusters = (
         keyed.groupBy(*keys)
         .agg(
-            F.expr("count(1) as messages"), F.expr("min(store_time) as first"),
-            F.expr("max(store_time) as last"), F.expr("max(reconsume_times) as retries"),
+            F.expr("count(1) as messages"),
+            F.expr("min(store_time) as first"),
+            F.expr("max(store_time) as last"),
+            F.expr("max(reconsume_times) as retries"),
             F.expr("max_by(msg_id, store_time) as example"),
         )
         .orderBy(F.desc("messages"), *keys)
         .limit(top)
         .collect()
-    )  # fmt: skip
+    )
     if not clusters:
         return ["no dead letters"]
     names = ["messages", "origin_topic", "cause", *by, "retries", "first", "last", "example"]
     shown = ["messages", *keys, "retries", "first", "last", "example"]
     table = [[row[name] for name in shown] for row in clusters]
-    lines = table_lines("Dead letters by cause", names, table)
+    lines = format_table("Dead letters by cause", names, table)
     counts = [(*(row[key] for key in keys), row["messages"]) for row in clusters]
     for row in _distinguishing(keyed, keys, counts, admin, connection):
         usual = row["usual"]
@@ -212,9 +230,12 @@ def cluster_lines(
 
 
 def _distinguishing(
-    keyed: Any, keys: list[str], counts: list[tuple[Any, ...]], admin: Admin,
+    keyed: Any,
+    keys: list[str],
+    counts: list[tuple[Any, ...]],
+    admin: Admin,
     connection: Mapping[str, str],
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """Values that are common in a cluster, and at least twice as common as in its topic."""
     spark = keyed.sparkSession
     schema = ", ".join(f"{key} string" for key in keys) + ", messages long"
@@ -236,9 +257,11 @@ def _distinguishing(
         rows = _newest(spark, admin, connection, topic)
         total = 0 if rows is None else rows.count()
         if total:
-            counted = _entries(rows).groupBy("name", "value").agg(
-                (F.count(F.lit(1)) / total).alias("usual")
-            )  # fmt: skip
+            counted = (
+                _entries(rows)
+                .groupBy("name", "value")
+                .agg((F.count(F.lit(1)) / total).alias("usual"))
+            )
             usual[topic] = counted.withColumn("origin_topic", F.lit(topic))
     if usual:  # null stays where nothing of a topic could be read
         shares = reduce(lambda one, other: one.unionByName(other), usual.values())
@@ -250,13 +273,14 @@ def _distinguishing(
         values.selectExpr("*", "n / messages as share")
         .where("usual is null or share > 2 * usual")
         .selectExpr(
-            "*", f"row_number() over (partition by {order} order by share - coalesce(usual, 0)"
+            "*",
+            f"row_number() over (partition by {order} order by share - coalesce(usual, 0)"
             " desc, name, value) as place",
         )
         .where(f"place <= {VALUES_SHOWN}")
         .orderBy(F.desc("messages"), *keys, "place")
         .collect()
-    )  # fmt: skip
+    )
     return found
 
 
@@ -279,15 +303,18 @@ def _newest(spark: Any, admin: Admin, connection: Mapping[str, str], topic: str)
     each = max(1, SAMPLE_MESSAGES // len(bounds))
     starts = {queue: max(low, high - each) for queue, (low, high) in bounds.items()}
     return load_messages(
-        spark, connection, topic=topic, columns="tags,properties",
+        spark,
+        connection,
+        topic=topic,
+        columns="tags,properties",
         startingOffsets=json.dumps(offsets_to_table(starts, by_topic=False)),
-    )  # fmt: skip
+    )
 
 
 # ---- edits and verdicts
 
 
-def edited(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
+def apply_edits(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
     """The letters as they would be sent: `new_body`, `new_tags`, `new_keys`, `new_properties`,
     `new_sharding_key`, and `target`. Raises ConfigurationError for what cannot be edited.
 
@@ -323,7 +350,8 @@ def edited(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
     columns = {
         "new_body": f"cast({names['body']} as binary)",
         "new_tags": f"cast({names['tags']} as string)",
-        "new_keys": f"array_join({keys}, ' ')" if kind.startswith("array")
+        "new_keys": f"array_join({keys}, ' ')"
+        if kind.startswith("array")
         else f"cast({keys} as string)",
         "new_sharding_key": f"cast({names['sharding_key']} as string)",
         "new_properties": properties,
@@ -331,11 +359,11 @@ def edited(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
         "read_as": f"cast({names['topic'] if to == 'retry' else target} as string)",
         # An edit makes a new body; without one, stored bytes must not pass for what was sent.
         "body_error": "''" if "body" in edits else f"coalesce({ERROR_NAME}, '')",
-    }  # fmt: skip
+    }
     return letters.selectExpr("*", *(f"{how} as {name}" for name, how in columns.items()))
 
 
-def judged(rows: Any, judge: ReplayJudge) -> Any:
+def add_verdicts(rows: Any, judge: ReplayJudge) -> Any:
     """The rows with `verdict` and `reason`; bodies do not travel to Python for that."""
 
     def verdicts(asked: pa.Array) -> pa.Array:
@@ -358,7 +386,7 @@ def judged(rows: Any, judge: ReplayJudge) -> Any:
     )
 
 
-def numbered(rows: Any) -> Any:
+def add_new_ids(rows: Any) -> Any:
     """The rows with `new_id`: the id of a row follows from its place."""
 
     def ids(asked: pa.Array) -> pa.Array:
@@ -377,7 +405,7 @@ def _wanted(task: Task, bounds: Bounds) -> Any:
 def _judged(task: Task, admin: Admin, letters: Any) -> Any:
     """The letters as they would be sent, each with its new id, verdict and reason."""
     options = task.options
-    rows = edited(letters, options["edit"], options["to"], options["group"])
+    rows = apply_edits(letters, options["edit"], options["to"], options["group"])
     named = rows.select("target", "read_as").distinct().limit(TOPICS_MAX).collect()
     targets = {str(row["target"]) for row in named if row["target"]}
     topics = {str(row["read_as"]) for row in named if row["read_as"]}
@@ -385,7 +413,7 @@ def _judged(task: Task, admin: Admin, letters: Any) -> Any:
     checked = {target for target in targets if not is_retry_topic(target)}
     assumed = _assumed_subscriptions(task, topics)
     judge = admin.dead_letter_judge(options["group"], checked, topics, assumed)
-    return judged(numbered(rows), judge)
+    return add_verdicts(add_new_ids(rows), judge)
 
 
 def _assumed_subscriptions(
@@ -413,7 +441,7 @@ def _look(task: Task, report: Report, *, check: bool) -> None:
         bounds = _bounds(admin, options["group"])
         letters = _wanted(task, bounds)
         by, top = list(options["cluster_by"]), int(options["top"])
-        task.tell(report, *cluster_lines(letters, admin, task.connection, by, top))
+        task.report_lines(report, *format_clusters(letters, admin, task.connection, by, top))
         report.figures["letters"] = letters.count()
         if not check:
             return
@@ -432,8 +460,8 @@ def _look(task: Task, report: Report, *, check: bool) -> None:
         report.figures[row["verdict"]] = report.figures.get(row["verdict"], 0) + row["messages"]
     names = ["messages", "verdict", "to", "example"]
     table = [[row["messages"], row["verdict"], row["target"], row["example"]] for row in found]
-    task.tell(report, *table_lines("If they were sent now", names, table))
-    task.tell(report, *(f"  {row['verdict']}: {row['why']}" for row in found if row["why"]))
+    task.report_lines(report, *format_table("If they were sent now", names, table))
+    task.report_lines(report, *(f"  {row['verdict']}: {row['why']}" for row in found if row["why"]))
 
 
 def _replay(task: Task, report: Report) -> None:
@@ -443,12 +471,12 @@ def _replay(task: Task, report: Report) -> None:
             "the option 'state' is missing.", fix="Name a directory: it makes a replay resumable."
         )
     folder = Folder(task.spark, options["state"])
-    ledger = Ledger(folder, "job.json")
+    ledger = JobState(folder, "job.json")
     settings = {name: options[name] for name in _SETTINGS}
-    if not ledger.open(f"dead letters of {options['group']}", settings):
+    if not ledger.resume(f"dead letters of {options['group']}", settings):
         _settle(task, ledger)
-    report.files += [folder.at(PLAN), folder.at(REPORT)]
-    task.tell(report, guarantee(task.connection, options["delivery"]))
+    report.files += [folder.full_path(PLAN), folder.full_path(REPORT)]
+    task.report_lines(report, describe_guarantee(task.connection, options["delivery"]))
     refused = (INVALID, FILTERED) if options["only_matching"] else (INVALID,)
     unsent = ", ".join(f"'{verdict}'" for verdict in refused)
 
@@ -464,36 +492,53 @@ def _replay(task: Task, report: Report) -> None:
             "reason as error",
         )
         kind = "parquet" if options["report"] == PARQUET else "json"
-        place = folder.at(f"{REPORT}/step-{number:08d}")
+        place = folder.full_path(f"{REPORT}/step-{number:08d}")
         lines.coalesce(1).write.mode("overwrite").format(kind).save(place)
 
-    rows = task.spark.read.parquet(folder.at(PLAN))
+    rows = task.spark.read.parquet(folder.full_path(PLAN))
     is_done = run_steps(task, ledger, report, rows, send)
     for row in read_report(task.spark, folder.path).groupBy("verdict").count().collect():
         report.figures[row["verdict"]] = row["count"]
     counted = ", ".join(
-        f"{report.figures[name]:,} {name}" for name in ("sent", FILTERED, INVALID)
+        f"{report.figures[name]:,} {name}"
+        for name in ("sent", FILTERED, INVALID)
         if name in report.figures
-    )  # fmt: skip
+    )
     ending = "" if is_done else "; stopped, run it again to go on"
-    task.tell(report, f"{counted or 'nothing to send'}{ending}; report: {folder.at(REPORT)}")
+    task.report_lines(
+        report, f"{counted or 'nothing to send'}{ending}; report: {folder.full_path(REPORT)}"
+    )
 
 
-def _settle(task: Task, ledger: Ledger) -> None:
+def _settle(task: Task, ledger: JobState) -> None:
     """Decides what every message becomes, before the first is sent."""
     folder, options = ledger.folder, task.options
     with open_admin(parse_options(task.connection)) as admin:
         bounds = _bounds(admin, options["group"])
         rows = _judged(task, admin, _wanted(task, bounds))
         kept = rows.selectExpr(
-            "topic", "broker", "queue_id", "queue_offset", "store_time", "msg_id", "origin_topic",
-            "origin_id", "target", "new_id", "verdict", "reason", "new_body", "new_tags",
-            "new_keys", "new_sharding_key", "new_properties",
-        )  # fmt: skip
-        kept.write.mode("overwrite").parquet(folder.at(PLAN))
+            "topic",
+            "broker",
+            "queue_id",
+            "queue_offset",
+            "store_time",
+            "msg_id",
+            "origin_topic",
+            "origin_id",
+            "target",
+            "new_id",
+            "verdict",
+            "reason",
+            "new_body",
+            "new_tags",
+            "new_keys",
+            "new_sharding_key",
+            "new_properties",
+        )
+        kept.write.mode("overwrite").parquet(folder.full_path(PLAN))
     name = secrets.token_hex(8)
-    size = step_rows(float(options["rate"]), options["step"])
-    ledger.begin(query=f"dead-letters-{name}", step_rows=size)
+    size = rows_per_step(float(options["rate"]), options["step"])
+    ledger.start(query=f"dead-letters-{name}", step_rows=size)
 
 
 def rows_to_send(plan: Any) -> Any:
@@ -504,50 +549,69 @@ def rows_to_send(plan: Any) -> Any:
         " cast(map() as map<string,string>))"
     )
     return plan.selectExpr(
-        "target as topic", "new_body as body", "new_tags as tags", "new_keys as keys",
-        "new_sharding_key as sharding_key", "new_properties as properties",
-        "new_id as message_id", f"{system} as system_properties", *FROM_PLACE,
-    )  # fmt: skip
+        "target as topic",
+        "new_body as body",
+        "new_tags as tags",
+        "new_keys as keys",
+        "new_sharding_key as sharding_key",
+        "new_properties as properties",
+        "new_id as message_id",
+        f"{system} as system_properties",
+        *ORIGIN_COLUMNS,
+    )
 
 
-class DeadLetters(Ready):
+class DeadLetters(ReadyPipeline):
     """Dead letters of a group: clusters, check or replay. Raises ConfigurationError (also when a
     replay in this state was begun otherwise), RouteNotFoundError when the group has no dead
     letters, and the errors of the sink."""
 
     name = "dead-letters"
-    what = (
+    description = (
         "Dead letters of a group: clusters by cause, edits, a dry run, a paced replay with a"
         " report."
     )
     fields = (
         Field("group", TEXT, "The consumer group whose dead letters these are."),
-        Field("action", TEXT,
-              "Say why they died; or also what would become of each that is sent again; or send "
-              "them.", CHECK, (CLUSTERS, CHECK, REPLAY)),
+        Field(
+            "action",
+            TEXT,
+            "Say why they died; or also what would become of each that is sent again; or send "
+            "them.",
+            CHECK,
+            (CLUSTERS, CHECK, REPLAY),
+        ),
         Field("where", TEXT, "Spark SQL predicate: which of them.", ""),
         Field("cluster_by", LIST, "Further expressions to group by, besides origin and cause.", ()),
         Field("top", INTEGER, "How many clusters are shown.", 10),
-        Field("edit", MAPPING,
-              "What to change: body, topic, tags, keys, sharding_key, properties or "
-              "properties.NAME, each with a Spark SQL expression.", {}),
-        Field("to", TEXT,
-              "`origin`: the topic each comes from, for all its readers; `retry`: the group's "
-              "retry topic, for this group alone; or a topic.", "origin"),
+        Field(
+            "edit",
+            MAPPING,
+            "What to change: body, topic, tags, keys, sharding_key, properties or "
+            "properties.NAME, each with a Spark SQL expression.",
+            {},
+        ),
+        Field(
+            "to",
+            TEXT,
+            "`origin`: the topic each comes from, for all its readers; `retry`: the group's "
+            "retry topic, for this group alone; or a topic.",
+            "origin",
+        ),
         Field("filter_sql", TEXT, "Judge by this SQL92 selector, not by the group's filter.", ""),
         Field("filter_tags", TEXT, "Judge by these tags, not by the group's filter.", ""),
         Field("only_matching", FLAG, "Send only what the group's filter lets through.", True),
-        *SENDING,
+        *SENDING_FIELDS,
         Field("state", TEXT, "Directory of plan, report and progress; needed to replay.", ""),
         Field("report", TEXT, "Form of the report.", JSON_LINES, (JSON_LINES, PARQUET)),
-    )  # fmt: skip
+    )
 
     def plan(self, task: Task) -> list[str]:
         report = Report()
         quiet = Task(task.spark, task.options, task.connection, lambda line: None, task.stopping)
         _look(quiet, report, check=task.options["action"] != CLUSTERS)
         if task.options["action"] == REPLAY:
-            report.lines.append(guarantee(task.connection, task.options["delivery"]))
+            report.lines.append(describe_guarantee(task.connection, task.options["delivery"]))
         return report.lines
 
     def run(self, task: Task) -> Report:

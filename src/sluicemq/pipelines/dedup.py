@@ -71,12 +71,12 @@ from sluicemq.pipelines.ready import (
     STREAMING,
     TEXT,
     Field,
-    Ready,
+    ReadyPipeline,
     Report,
     Task,
-    finish,
-    trigger_of,
-    trigger_s,
+    finish_query,
+    parse_trigger_s,
+    spark_trigger,
 )
 from sluicemq.spark.errors import errors_without_traceback
 from sluicemq.spark.schema import BASE_TYPES
@@ -92,10 +92,17 @@ NATIVE: Final = ("sqlite", "postgresql")
 KEY_LENGTH: Final = 255
 _NESTED: Final = ("array<", "map<", "struct<")
 _TYPES: Final = {
-    "tinyint": "SmallInteger", "smallint": "SmallInteger", "int": "Integer",
-    "bigint": "BigInteger", "float": "Float", "double": "Double", "boolean": "Boolean",
-    "date": "Date", "binary": "LargeBinary", "timestamp_ntz": "DateTime",
-}  # fmt: skip
+    "tinyint": "SmallInteger",
+    "smallint": "SmallInteger",
+    "int": "Integer",
+    "bigint": "BigInteger",
+    "float": "Float",
+    "double": "Double",
+    "boolean": "Boolean",
+    "date": "Date",
+    "binary": "LargeBinary",
+    "timestamp_ntz": "DateTime",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +154,7 @@ def check_url(url: str) -> None:
         raise ConfigurationError("it is a database in memory, which ends with each task.", fix=fix)
 
 
-def whole_url(url: str) -> str:
+def absolute_url(url: str) -> str:
     """With a file of SQLite by its whole path: tasks run in other directories."""
     scheme, _, path = url.partition(":///")
     if scheme.startswith("sqlite") and path and not path.startswith("/"):
@@ -155,12 +162,12 @@ def whole_url(url: str) -> str:
     return url
 
 
-def shown_url(url: str) -> str:
+def url_without_password(url: str) -> str:
     """The URL without its password."""
     return str(_sqlalchemy().make_url(url).render_as_string(hide_password=True))
 
 
-def open_engine(url: str) -> "sa.Engine":
+def create_engine(url: str) -> "sa.Engine":
     """Raises ConfigurationError when the driver is missing or the URL is none."""
     _sqlalchemy()
     from sluicemq.client.ledger import make_blocking_engine  # noqa: PLC0415 - SQLAlchemy
@@ -169,9 +176,9 @@ def open_engine(url: str) -> "sa.Engine":
 
 
 @contextmanager
-def opened(url: str) -> "Iterator[sa.Engine]":
+def temporary_engine(url: str) -> "Iterator[sa.Engine]":
     """An engine for as long as it is needed; errors as `open_engine`."""
-    engine = open_engine(url)
+    engine = create_engine(url)
     try:
         yield engine
     finally:
@@ -181,14 +188,14 @@ def opened(url: str) -> "Iterator[sa.Engine]":
 # ---- tables
 
 
-def missing_table(engine: "sa.Engine", target: Target) -> bool:
+def is_table_missing(engine: "sa.Engine", target: Target) -> bool:
     schema, name = target.schema_and_name
     return not _sqlalchemy().inspect(engine).has_table(name, schema=schema)
 
 
-def make_table(engine: "sa.Engine", target: Target) -> None:
+def create_table(engine: "sa.Engine", target: Target) -> None:
     """Creates the table; does nothing when it is there."""
-    table_of(target, engine.dialect.name).create(engine, checkfirst=True)
+    build_table(target, engine.dialect.name).create(engine, checkfirst=True)
 
 
 def check_table(engine: "sa.Engine", target: Target) -> None:
@@ -214,7 +221,7 @@ def check_table(engine: "sa.Engine", target: Target) -> None:
         )
 
 
-def table_of(target: Target, dialect: str) -> "sa.Table":
+def build_table(target: Target, dialect: str) -> "sa.Table":
     """The table as Spark's schema has it."""
     sqlalchemy = _sqlalchemy()
     types = sqlalchemy.types
@@ -246,12 +253,12 @@ def table_of(target: Target, dialect: str) -> "sa.Table":
 # ---- rows that replace others
 
 
-def put_rows(engine: "sa.Engine", target: Target, rows: Iterable[Row]) -> int:
+def upsert_rows(engine: "sa.Engine", target: Target, rows: Iterable[Row]) -> int:
     """Writes the rows in chunks, a transaction each; how many there were. Of rows with one key that
     of the largest version stays, else the last one. Raises ConfigurationError for a row without
     key."""
     dialect = engine.dialect.name
-    table = table_of(target, dialect)
+    table = build_table(target, dialect)
     put = _portable(target, table)
     if dialect in NATIVE:
         statement = _insert(table, dialect)
@@ -308,8 +315,9 @@ def _insert(table: "sa.Table", dialect: str) -> Any:
 def _portable(target: Target, table: "sa.Table") -> Putter:
     """UPDATE, else INSERT, for databases without ON CONFLICT."""
     sqlalchemy = _sqlalchemy()
-    same = sqlalchemy.and_(*(table.c[name] == sqlalchemy.bindparam(f"key_{name}")
-                             for name in target.key))  # fmt: skip
+    same = sqlalchemy.and_(
+        *(table.c[name] == sqlalchemy.bindparam(f"key_{name}") for name in target.key)
+    )
     rest = [column.name for column in table.columns if not column.primary_key]
     update = table.update().where(same)
     if target.version is not None:
@@ -341,25 +349,25 @@ def _portable(target: Target, table: "sa.Table") -> Putter:
 # ---- rows that leave others alone
 
 
-def prepare(target: Target, *, create: bool) -> None:
+def prepare_table(target: Target, *, create: bool) -> None:
     """Makes or checks the table for `write_once`, on the driver. Raises ConfigurationError."""
-    with opened(target.url) as engine:
+    with temporary_engine(target.url) as engine:
         if engine.dialect.name not in NATIVE:
             raise ConfigurationError(
                 f"{engine.dialect.name} has no INSERT … ON CONFLICT.",
                 fix=f"Use {' or '.join(NATIVE)}, or the table sink of a pipeline file.",
             )
-        if not missing_table(engine, target):
+        if not is_table_missing(engine, target):
             check_table(engine, target)
         elif create:
-            make_table(engine, target)
+            create_table(engine, target)
         else:
             raise ConfigurationError(
                 f"there is no table {target.table!r}.", fix="Make it, or set create: true."
             )
 
 
-def write_once(frame: "DataFrame", target: Target) -> Written:
+def insert_new_rows(frame: "DataFrame", target: Target) -> Written:
     """Inserts the rows whose keys are not there yet; only counts come to the driver. Tasks that
     share keys take them in the same order, so they wait for each other and do not deadlock."""
     ordered = frame.sortWithinPartitions(*target.key)
@@ -370,17 +378,17 @@ def write_once(frame: "DataFrame", target: Target) -> Written:
 def insert_partition(target: Target, rows: Iterable[Any]) -> Iterator[tuple[int, int]]:
     """One task: all its rows or none of them; (rows, new rows)."""
     kinds = dict(target.columns)
-    values = (as_row(row.asDict(recursive=True), kinds) for row in rows)
+    values = (to_database_row(row.asDict(recursive=True), kinds) for row in rows)
     chunks = _chunks(values, target.chunk_rows)
     for first in chunks:  # none, of an empty partition
-        with opened(target.url) as engine:
-            yield insert_new(engine, target, chain([first], chunks))
+        with temporary_engine(target.url) as engine:
+            yield insert_chunks(engine, target, chain([first], chunks))
 
 
-def insert_new(engine: Any, target: Target, chunks: Iterable[Sequence[Row]]) -> tuple[int, int]:
+def insert_chunks(engine: Any, target: Target, chunks: Iterable[Sequence[Row]]) -> tuple[int, int]:
     """Inserts chunks of rows in one transaction; (rows, new rows). Raises ConfigurationError for a
     row without key."""
-    table = table_of(target, engine.dialect.name)
+    table = build_table(target, engine.dialect.name)
     statement = _insert(table, engine.dialect.name)
     statement = statement.on_conflict_do_nothing(index_elements=list(target.key))
     counted = statement.returning(table.c[target.key[0]])  # a driver's row count is no fact
@@ -395,7 +403,7 @@ def insert_new(engine: Any, target: Target, chunks: Iterable[Sequence[Row]]) -> 
     return total, new
 
 
-def as_row(values: Row, kinds: Mapping[str, str]) -> Row:
+def to_database_row(values: Row, kinds: Mapping[str, str]) -> Row:
     """What Spark gave, as a database driver takes it: nested values as JSON takes them, bytes as
     such (rows of an RDD hold bytearrays), moments with a zone (there in the worker's own one)."""
 
@@ -430,7 +438,7 @@ def _as_json(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Put(WriterCommitMessage):  # type: ignore[misc]
+class TaskResult(WriterCommitMessage):  # type: ignore[misc]
     """Rows of one task."""
 
     rows: int
@@ -459,25 +467,25 @@ class TableSink(DataSourceArrowWriter):  # type: ignore[misc]
     def __init__(self, target: Target) -> None:
         self.target = target
 
-    def write(self, iterator: Iterator[Any]) -> Put:
+    def write(self, iterator: Iterator[Any]) -> TaskResult:
         kinds = dict(self.target.columns)
-        with errors_without_traceback(), opened(self.target.url) as engine:
-            rows = (as_row(row, kinds) for batch in iterator for row in batch.to_pylist())
-            return Put(put_rows(engine, self.target, rows))
+        with errors_without_traceback(), temporary_engine(self.target.url) as engine:
+            rows = (to_database_row(row, kinds) for batch in iterator for row in batch.to_pylist())
+            return TaskResult(upsert_rows(engine, self.target, rows))
 
-    def commit(self, messages: list[Put | None]) -> None:
+    def commit(self, messages: list[TaskResult | None]) -> None:
         """Every task has committed its transactions."""
 
-    def abort(self, messages: list[Put | None]) -> None:
+    def abort(self, messages: list[TaskResult | None]) -> None:
         """What is written stays, and is replaced when it is written again."""
 
 
-def target_text(target: Target) -> str:
+def encode_target(target: Target) -> str:
     """The option `target`."""
     return json.dumps(asdict(target))
 
 
-def register(spark: "SparkSession") -> None:
+def register_sink(spark: "SparkSession") -> None:
     """Makes the format known to a session and those cloned from it."""
     spark.dataSource.register(TableSource)
 
@@ -494,18 +502,24 @@ KEYS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     MESSAGE_ID: ("msg_id", ("msg_id",)),
     DEDUP_KEY: (
-        "coalesce(`SLUICE_DEDUP_KEY`, msg_id)", ("prop:SLUICE_DEDUP_KEY", "msg_id"),
+        "coalesce(`SLUICE_DEDUP_KEY`, msg_id)",
+        ("prop:SLUICE_DEDUP_KEY", "msg_id"),
     ),
-}  # fmt: skip
+}
 """Name -> expression, and the columns that it needs."""
 COLUMNS: Final = {
-    "topic": "topic", "tags": "tags", "message_keys": "keys", "properties": "to_json(properties)",
-    "body": "cast(body as string)", "born_time": "born_time", "store_time": "store_time",
-}  # fmt: skip
+    "topic": "topic",
+    "tags": "tags",
+    "message_keys": "keys",
+    "properties": "to_json(properties)",
+    "body": "cast(body as string)",
+    "born_time": "born_time",
+    "store_time": "store_time",
+}
 """Column of the table -> expression, when nothing else is said."""
 
 
-def source_options(
+def build_source_options(
     connection: Mapping[str, str], topic: str | None, key: str, source: Mapping[str, str]
 ) -> dict[str, str]:
     """Options of the source, with the columns that the key needs."""
@@ -516,7 +530,9 @@ def source_options(
     return options
 
 
-def rows_of(messages: "DataFrame", key: str, columns: Mapping[str, str] | None) -> "DataFrame":
+def select_table_rows(
+    messages: "DataFrame", key: str, columns: Mapping[str, str] | None
+) -> "DataFrame":
     """Messages as rows of the table: its columns by their expressions, and the key."""
     if KEY_COLUMN in (columns or ()):
         raise ConfigurationError(
@@ -529,7 +545,7 @@ def rows_of(messages: "DataFrame", key: str, columns: Mapping[str, str] | None) 
 
 def _target(rows: "DataFrame", url: str, table: str, batch_rows: int) -> Target:
     columns = tuple(rows.dtypes)
-    return Target(whole_url(url), table, (KEY_COLUMN,), columns, chunk_rows=batch_rows)
+    return Target(absolute_url(url), table, (KEY_COLUMN,), columns, chunk_rows=batch_rows)
 
 
 def write_table(
@@ -547,11 +563,11 @@ def write_table(
 ) -> Written:
     """A batch: what the source's offsets say goes into the table, unless it is there. Raises
     ConfigurationError."""
-    options = source_options(connection, topic, key, source or {})
-    rows = rows_of(spark.read.format("rocketmq").options(**options).load(), key, columns)
+    options = build_source_options(connection, topic, key, source or {})
+    rows = select_table_rows(spark.read.format("rocketmq").options(**options).load(), key, columns)
     target = _target(rows, url, table, batch_rows)
-    prepare(target, create=create)
-    return write_once(rows, target)
+    prepare_table(target, create=create)
+    return insert_new_rows(rows, target)
 
 
 def stream_table(
@@ -572,20 +588,20 @@ def stream_table(
 ) -> Any:
     """A stream; the `StreamingQuery`. `trigger`: `available-now` or a time such as `10s`.
     `on_batch` is told each micro-batch that is in the table, before Spark notes it as done."""
-    options = source_options(connection, topic, key, source or {})
+    options = build_source_options(connection, topic, key, source or {})
     if "startingTimestamp" not in options:
         options.setdefault("startingOffsets", "earliest")
     messages = spark.readStream.format("rocketmq").options(**options).load()
-    rows = rows_of(messages, key, columns)
+    rows = select_table_rows(messages, key, columns)
     target = _target(rows, url, table, batch_rows)
-    prepare(target, create=create)
+    prepare_table(target, create=create)
 
     def write(batch: "DataFrame", number: int) -> None:
-        on_batch(number, write_once(batch, target))
+        on_batch(number, insert_new_rows(batch, target))
 
     writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
     try:
-        writer = writer.trigger(**trigger_of(trigger_s(trigger)))
+        writer = writer.trigger(**spark_trigger(parse_trigger_s(trigger)))
     except ValueError as error:
         raise ConfigurationError(
             f"the trigger is {trigger!r}: {error}.", fix=f"Write {AVAILABLE_NOW} or 10s."
@@ -596,15 +612,16 @@ def stream_table(
 # ---- the ready pipeline
 
 
-class Dedup(Ready):
+class Dedup(ReadyPipeline):
     name = "dedup"
-    what = "A topic into a relational table, each message exactly once."
+    description = "A topic into a relational table, each message exactly once."
     fields = (
         Field("url", TEXT, "Of the database: sqlite:///shop.db or postgresql://user@host/name."),
         Field("table", TEXT, "The table, with its schema where there are several."),
         Field("topic", TEXT, "The topic; or topics in source:.", None),
         Field(
-            "key", TEXT,
+            "key",
+            TEXT,
             "What is the same message: position, message-id, dedup-key, or a Spark SQL expression.",
             POSITION,
         ),
@@ -615,25 +632,25 @@ class Dedup(Ready):
         Field("trigger", TEXT, "Of a stream: available-now, or how often: 10s.", AVAILABLE_NOW),
         Field("create", FLAG, "Make the table when it is missing.", True),
         Field("batch_rows", INTEGER, "Rows of one statement.", 1_000),
-    )  # fmt: skip
+    )
 
     def plan(self, task: Task) -> list[str]:
         options, key = task.options, task.options["key"]
-        source = source_options(task.connection, options["topic"], key, options["source"])
+        source = build_source_options(task.connection, options["topic"], key, options["source"])
         batch = {name: text for name, text in source.items() if not name.startswith("max")}
         messages = task.spark.read.format("rocketmq").options(**batch).load()
-        rows = rows_of(messages, key, options["columns"] or None)
+        rows = select_table_rows(messages, key, options["columns"] or None)
         expression, _ = KEYS.get(key, (key, ()))
         return [
             f"read {source.get('topic', 'the source')} as a {options['mode']}",
             f"key {KEY_COLUMN}: {expression}",
             f"columns {', '.join(f'{name} {kind}' for name, kind in rows.dtypes[1:])}",
-            f"insert into {options['table']} of {shown_url(options['url'])} what is not there",
+            f"insert new rows into {options['table']} of {url_without_password(options['url'])}",
         ]
 
     def run(self, task: Task) -> Report:
         options = task.options
-        place = f"{options['table']} of {shown_url(options['url'])}"
+        place = f"{options['table']} of {url_without_password(options['url'])}"
         names = ("url", "table", "topic", "key", "create", "batch_rows", "source")
         given = {name: options[name] for name in names} | {"columns": options["columns"] or None}
         done = Written()
@@ -653,20 +670,25 @@ class Dedup(Ready):
                 )
 
             query = stream_table(
-                task.spark, task.connection, checkpoint=options["checkpoint"],
-                trigger=options["trigger"], on_batch=tell, **given,
-            )  # fmt: skip
+                task.spark,
+                task.connection,
+                checkpoint=options["checkpoint"],
+                trigger=options["trigger"],
+                on_batch=tell,
+                **given,
+            )
             while query.isActive and not task.stopping():
                 threading.Event().wait(0.2)
             if query.isActive:  # the micro-batch under way is the last
-                finish(query)
+                finish_query(query)
             query.awaitTermination()
         repeated = done.rows - done.new
         report = Report({"rows": done.rows, "new": done.new, "repeated": repeated})
-        task.tell(
-            report, f"{done.rows:,} messages, {done.new:,} new rows in {place};"
+        task.report_lines(
+            report,
+            f"{done.rows:,} messages, {done.new:,} new rows in {place};"
             f" {repeated:,} were there already",
-        )  # fmt: skip
+        )
         return report
 
 

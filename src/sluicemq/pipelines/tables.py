@@ -79,7 +79,7 @@ class Tables:
 
     spark: "SparkSession"
     connection: Mapping[str, str]
-    topics: Callable[[], Sequence[str]]
+    list_topics: Callable[[], Sequence[str]]
     archives: Mapping[str, str] = field(default_factory=dict)
     since_ms: int | None = None
     until_ms: int | None = None
@@ -103,7 +103,7 @@ class Tables:
             topics = [one for one in known if one.topic is not None]
             if not topics:
                 return frame
-            columns, shown = narrowed(find_used_columns(frame, _MAP) or _EVERYTHING)
+            columns, shown = narrow_columns(find_used_columns(frame, _MAP) or _EVERYTHING)
             schema = to_spark_schema(parse_columns(columns))
             stand_ins = [PlaceholderTable.create(self.spark, schema) for _ in topics]
             for one, stand_in in zip(topics, stand_ins, strict=True):
@@ -149,7 +149,7 @@ class Tables:
             frame = read_events(self.spark, self.connection, begin=begin, end=end)
         elif len(parts) == 1 or (len(parts) == 2 and first in PREFIXES):
             topic = parts[0] if len(parts) == 1 else PREFIXES[first] + parts[1]
-            topics = self.topics()
+            topics = self.list_topics()
             if topic not in topics:
                 raise _unknown_topic(topic, [*topics, *self.archives])
             frame = PlaceholderTable.create(self.spark, to_spark_schema(parse_columns(None))).frame
@@ -173,7 +173,7 @@ class Tables:
             raise ConfigurationError(
                 f"there is no archive {name!r}.", fix=f"Given are: {', '.join(self.archives)}."
             )
-        frame = archived(self.spark, path)
+        frame = read_archive_or_parquet(self.spark, path)
         if name and name not in self.archives:
             frame = frame.where(f"topic = {string_literal(name)}")
         for symbol, time_ms in ((">=", self.since_ms), ("<", self.until_ms)):
@@ -182,7 +182,7 @@ class Tables:
         return frame
 
 
-def archived(spark: "SparkSession", path: str) -> "DataFrame":
+def read_archive_or_parquet(spark: "SparkSession", path: str) -> "DataFrame":
     """What the pipeline `archive` wrote, or any other directory of Parquet files."""
     from sluicemq.pipelines.archive import read_archive  # noqa: PLC0415 - heavy
 
@@ -192,7 +192,7 @@ def archived(spark: "SparkSession", path: str) -> "DataFrame":
         return spark.read.parquet(path)
 
 
-def narrowed(used: UsedColumns) -> tuple[str, list[str]]:
+def narrow_columns(used: UsedColumns) -> tuple[str, list[str]]:
     """The option `columns`, and the view's expressions: every column, null where it is not used."""
     # In `properties` of a topic these are never there, as they have columns of their own.
     promoted = sorted(key for key in used.map_keys - AUTOMATIC_PROPERTIES if key and "`" not in key)

@@ -52,7 +52,7 @@ from sluicemq.model.trace_records import (
     TransactionTrace,
     decode_trace_records,
 )
-from sluicemq.pipelines.audit import subscriptions_of
+from sluicemq.pipelines.audit import fetch_subscriptions
 from sluicemq.pipelines.ready import (
     DURATION,
     FLAG,
@@ -61,11 +61,11 @@ from sluicemq.pipelines.ready import (
     REQUIRED,
     TEXT,
     Field,
-    Ready,
+    ReadyPipeline,
     Report,
     Task,
+    format_table,
     load_messages,
-    table_lines,
 )
 from sluicemq.spark.options import parse_options
 from sluicemq.spark.schema import BAD_BODY_RAW
@@ -81,25 +81,47 @@ ROWS_MAX: Final = 50_000
 
 Event = SendTrace | DeliveryTrace | ConsumeTrace | TransactionTrace | RecallTrace
 UNREAD: Final = "Unread"
-_WORDS: Final = {SendTrace: "Pub", DeliveryTrace: "SubBefore", ConsumeTrace: "SubAfter",
-                 TransactionTrace: "EndTransaction", RecallTrace: "Recall"}  # fmt: skip
+_WORDS: Final = {
+    SendTrace: "Pub",
+    DeliveryTrace: "SubBefore",
+    ConsumeTrace: "SubAfter",
+    TransactionTrace: "EndTransaction",
+    RecallTrace: "Recall",
+}
 _ARROW: Final = {
-    "string": pa.string(), "boolean": pa.bool_(), "int": pa.int32(), "bigint": pa.int64()
-}  # fmt: skip
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+}
 _FIELDS: Final = {
-    "kind": "string", "time_ms": "bigint", "topic": "string", "group": "string",
-    "message_id": "string", "request_id": "string", "tags": "string", "keys": "string",
-    "message_kind": "string", "success": "boolean", "outcome": "string", "cost_ms": "int",
-    "retry_times": "int", "body_length": "int", "state": "string", "region": "string",
-    "store_host": "string", "client_host": "string", "offset_message_id": "string",
-}  # fmt: skip
+    "kind": "string",
+    "time_ms": "bigint",
+    "topic": "string",
+    "group": "string",
+    "message_id": "string",
+    "request_id": "string",
+    "tags": "string",
+    "keys": "string",
+    "message_kind": "string",
+    "success": "boolean",
+    "outcome": "string",
+    "cost_ms": "int",
+    "retry_times": "int",
+    "body_length": "int",
+    "state": "string",
+    "region": "string",
+    "store_host": "string",
+    "client_host": "string",
+    "offset_message_id": "string",
+}
 """`time_ms` is the client's clock; what a kind of event does not say is null."""
 _EVENTS: Final = pa.list_(pa.struct([(name, _ARROW[kind]) for name, kind in _FIELDS.items()]))
 SCHEMA: Final = f"array<struct<{', '.join(f'`{name}`: {kind}' for name, kind in _FIELDS.items())}>>"
 """What `decoded` gives for each trace message."""
 
 
-def decoded(bodies: pa.Array) -> pa.Array:
+def decode_bodies(bodies: pa.Array) -> pa.Array:
     """An Arrow function for Spark: bodies of trace messages -> lists of their events."""
     found = []
     for body in bodies.to_pylist():
@@ -143,7 +165,7 @@ def read_events(
     # A body that cannot be decompressed is counted among the records that cannot be read.
     options["badBody"] = BAD_BODY_RAW
     messages = load_messages(spark, connection, topic=topic, columns="body,store_time", **options)
-    decode_all = F.arrow_udf(decoded, SCHEMA)  # without pandas
+    decode_all = F.arrow_udf(decode_bodies, SCHEMA)  # without pandas
     events = messages.select(F.explode(decode_all("body")).alias("event"), "store_time")
     return events.selectExpr(
         "timestamp_millis(event.time_ms) as time", "event.*", "store_time as told"
@@ -303,13 +325,16 @@ def trace(
     journeys = spark.sql(_JOURNEYS, deliveries=deliveries)
     wanted = spark.sql(_WANTED, sends=sends, pairs=pairs, until_ms=until_ms)
     return TraceTables(
-        events, sends, deliveries, journeys,
+        events,
+        sends,
+        deliveries,
+        journeys,
         latency=ranked(_LATENCY, "latency_ms", journeys=journeys),
         failures=spark.sql(_FAILURES, deliveries=deliveries, sends=sends, until_ms=until_ms),
         consuming=ranked(_CONSUMING, "cost_ms", deliveries=deliveries, slow_ms=int(slow_s * 1000)),
         unconsumed=spark.sql(_UNCONSUMED, wanted=wanted, journeys=journeys),
         missing=spark.sql(_MISSING, wanted=wanted, journeys=journeys),
-    )  # fmt: skip
+    )
 
 
 def _with_filters(
@@ -319,7 +344,8 @@ def _with_filters(
     it wants all, or it is not known from the tags), and its filter as text."""
     with open_admin(parse_options(connection)) as admin:
         known = {
-            one.group: one for one in subscriptions_of(admin, sorted({group for _, group in pairs}))
+            one.group: one
+            for one in fetch_subscriptions(admin, sorted({group for _, group in pairs}))
         }
     found = []
     for topic, group in pairs:
@@ -336,10 +362,12 @@ def _with_filters(
 _TABLES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "latency": ("Delivery latency by topic, group and hour", {}),
     "failures": ("Failures by topic, group and cause", {"failures": "failed"}),
-    "consuming": ("Cost of handlers by topic and group, the slow ones first",
-                  {"slow": "slow_deliveries"}),
+    "consuming": (
+        "Cost of handlers by topic and group, the slow ones first",
+        {"slow": "slow_deliveries"},
+    ),
     "unconsumed": ("Sent and never delivered to the group", {"never": "never_delivered"}),
-}  # fmt: skip
+}
 """What is shown: title, and columns whose sums are figures."""
 
 
@@ -351,7 +379,7 @@ def _table(task: Task, report: Report, name: str, frame: DataFrame, output: str)
     (written.option("header", "true") if kind == "csv" else written).format(kind).save(path)
     report.files.append(path)
     shown, (title, sums) = task.options["rows"], _TABLES[name]
-    task.tell(report, *table_lines(title, frame.columns, rows, shown, f" in {path}"))
+    task.report_lines(report, *format_table(title, frame.columns, rows, shown, f" in {path}"))
     report.figures[name] = len(rows)
     for column, figure in sums.items():
         report.figures[figure] = sum(row[column] for row in rows)
@@ -370,12 +398,9 @@ def _add_silent(task: Task, report: Report, tables: TraceTables) -> None:
                 groups = admin.groups_of_topic(topic)
             except (RouteNotFoundError, RequestError):
                 continue
-            silent = [
-                name for name in groups
-                if name not in told and not is_system_group(name)
-            ]  # fmt: skip
+            silent = [name for name in groups if name not in told and not is_system_group(name)]
             if silent:
-                task.tell(
+                task.report_lines(
                     report,
                     f"Not known: whether {', '.join(silent)} got messages of {topic}: nothing was "
                     "traced (trace=True, in Java enableMsgTrace).",
@@ -388,7 +413,9 @@ def _chart(task: Task, report: Report, rows: Sequence[Any], output: str) -> None
     matplotlib draws into the file alone (Agg): no display. Raises ConfigurationError without it.
     """
     if "://" in output:
-        task.tell(report, "The chart is not drawn: it can be written to a local path alone.")
+        task.report_lines(
+            report, "The chart is not drawn: it can be written to a local path alone."
+        )
         return
     try:
         importlib.import_module("matplotlib").use("Agg")
@@ -432,9 +459,9 @@ def _draw_panel(axis: Any, title: str, hours: Sequence[Any], dates: Any) -> None
     axis.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
 
 
-class Trace(Ready):
+class Trace(ReadyPipeline):
     name = "trace"
-    what = (
+    description = (
         "Delivery latency, failures, slow consumers and lost messages out of the traces of clients."
     )
     fields = (
@@ -449,7 +476,7 @@ class Trace(Ready):
         Field("format", TEXT, "Format of the tables.", "parquet", ("parquet", "csv")),
         Field("rows", INTEGER, "Rows shown of each table.", 20),
         Field("chart", FLAG, "Draw latency.png (matplotlib).", True),
-    )  # fmt: skip
+    )
 
     def plan(self, task: Task) -> list[str]:
         options = task.options
@@ -471,15 +498,21 @@ class Trace(Ready):
         if since is not None:
             begin = str(SYSTEM_CLOCK.now_ms() - int(since * 1000))
         tables = trace(
-            task.spark, task.connection, output=output, topic=options["topic"], begin=begin,
-            end=options["end"], groups=options["groups"], settle_s=options["settle"],
+            task.spark,
+            task.connection,
+            output=output,
+            topic=options["topic"],
+            begin=begin,
+            end=options["end"],
+            groups=options["groups"],
+            settle_s=options["settle"],
             slow_s=options["slow"],
-        )  # fmt: skip
+        )
         report = Report(files=[f"{output}/{name}" for name in ("events", "sends", "deliveries")])
         counts = tables.events.groupBy("kind").count().collect()
         report.figures = {f"events_{kind}": count for kind, count in sorted(counts)}
         if not counts:
-            task.tell(report, f"{options['topic']} has no traces of that time.")
+            task.report_lines(report, f"{options['topic']} has no traces of that time.")
         for name in _TABLES:
             if not task.stopping():
                 rows = _table(task, report, name, getattr(tables, name), output)

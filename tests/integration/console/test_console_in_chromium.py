@@ -147,11 +147,11 @@ def leave_runs(directory: str, clock: PastClock) -> None:
                 "eta_s": left / rows * 3,
             }  # fmt: skip
             told = f"{name} topic-copy: batch {batch}: {rows:,} rows, lag {left:,}"
-            recorder.hear(Event("batch", told, figures))
+            recorder.record_event(Event("batch", told, figures))
         if ending is None:
-            recorder.beat()
+            recorder.refresh()
         else:
-            recorder.end(ending)
+            recorder.finish(ending)
 
 
 async def fill(mq: EmbeddedSluice) -> str:

@@ -18,7 +18,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
 from sluicemq.pipelines.file import Pipeline, load_pipeline
 from sluicemq.pipelines.plan import plan
-from sluicemq.pipelines.run import Event, Stop, run, stop_on_signals
+from sluicemq.pipelines.run import Event, StopRequest, run, stop_on_signals
 from waiting import limit
 
 pytestmark = pytest.mark.timeout(300)
@@ -173,7 +173,7 @@ def test_a_signal_ends_a_stream_after_a_micro_batch_and_a_restart_goes_on(
 
         publisher = threading.Thread(target=kill_when_seen)
         publisher.start()
-        with stop_on_signals(stop := Stop()):
+        with stop_on_signals(stop := StopRequest()):
             run(pipeline, spark, listener=hear, stopping=stop)
         publisher.join()
         directory = tmp_path / "ck" / f"topic-{topic}-copy"
@@ -227,5 +227,5 @@ def test_stopping_leaves_out_the_sinks_of_a_batch_that_are_not_begun(
     publish(0, 10)
     started = time.monotonic()
     outcome = run(make(BATCH), spark, stopping=lambda: time.monotonic() >= started)
-    assert len(outcome.left) == 3
+    assert len(outcome.skipped) == 3
     assert not (tmp_path / "out").exists()

@@ -315,7 +315,7 @@ async def test_a_retried_message_comes_back_under_its_own_topic(fake):
 async def test_a_handler_that_blocks_the_loop_does_not_starve_heartbeats(fake_thread):
     fake_thread.topics["t"] = 1
     async with Sluice(fake_thread.name_server) as mq:
-        mq._keeper._period_s = 0.05
+        mq._heartbeat_thread._period_s = 0.05
         async with mq.subscribe("t", group="g"):
             before = fake_thread.broker.seen[34]
             time.sleep(0.6)
@@ -399,7 +399,7 @@ async def test_ending_a_subscription_while_a_balance_runs_harms_neither(fake, ca
     async with Sluice(fake.name_server) as mq:
         for _ in range(20):
             async with mq.subscribe("t", group="g"):
-                mq._members["g"].notice()
+                mq._members["g"].schedule_rebalance()
                 await asyncio.sleep(0)
     assert "died" not in caplog.text
 
@@ -421,7 +421,7 @@ async def test_a_broker_that_joins_later_hears_of_the_group_and_is_read_from_its
         async with mq.subscribe("t", group="g", start="last") as stream:
             fake_two.brokers.append(later)
             mq.cluster.routes.expire("t")
-            mq._members["g"].notice()
+            mq._members["g"].schedule_rebalance()
             assert (await take(stream, 1))[0].body == b"was there before us"
             await until(lambda: later.members.get("g"))
 

@@ -41,21 +41,21 @@ async def test_after_a_crash_the_file_is_one_of_those_that_were_written():
     rng = random.Random(7)
     for _ in range(50):
         files = CrashableFiles()
-        offsets = LocalOffsets(files, "/o/c/g", in_thread=False)
+        offsets = LocalOffsets(files, "/o/c/g", uses_thread=False)
         written = [0]
         for offset in range(1, rng.randint(2, 5)):
             await offsets.write(QUEUE, offset)
             await offsets.flush()
             written.append(offset)
         await offsets.write(QUEUE, 99)  # never flushed
-        again = LocalOffsets(files.crash(rng), "/o/c/g", in_thread=False)
+        again = LocalOffsets(files.crash(rng), "/o/c/g", uses_thread=False)
         assert await again.read(QUEUE) == written[-1]
 
 
 async def test_a_broken_file_falls_back_to_the_edition_before_and_two_are_an_error():
     files = CrashableFiles()
-    place = OffsetFiles("c", "/o", files, in_thread=False)
-    first = place.of("g")
+    place = OffsetFiles("c", "/o", files, uses_thread=False)
+    first = place.for_group("g")
     for offset in (5, 6):
         await first.write(QUEUE, offset)
         await first.flush()
@@ -67,17 +67,17 @@ async def test_a_broken_file_falls_back_to_the_edition_before_and_two_are_an_err
         file.close()
 
     spoil("offsets.json")
-    second = place.of("g")
+    second = place.for_group("g")
     assert await second.read(QUEUE) == 5
     await second.close()
     spoil("offsets.json.bak")
     with pytest.raises(StoreDamagedError):
-        await place.of("g").read(QUEUE)
+        await place.for_group("g").read(QUEUE)
 
 
 async def test_a_second_consumer_with_the_same_file_is_refused_until_the_first_closes():
-    place = OffsetFiles("c", "/o", CrashableFiles(), in_thread=False)
-    first, second = place.of("g"), place.of("g")
+    place = OffsetFiles("c", "/o", CrashableFiles(), uses_thread=False)
+    first, second = place.for_group("g"), place.for_group("g")
     assert await first.read(QUEUE) is None
     with pytest.raises(ConfigurationError, match="instance="):
         await second.read(QUEUE)
@@ -87,11 +87,11 @@ async def test_a_second_consumer_with_the_same_file_is_refused_until_the_first_c
 
 async def test_the_real_file_system_keeps_it_too(tmp_path):
     place = OffsetFiles("c", str(tmp_path))
-    first = place.of("%RETRY|g")
+    first = place.for_group("%RETRY|g")
     await first.write(QUEUE, 3)
     await first.close()
     assert (tmp_path / "c" / "%RETRY|g" / "offsets.json").read_text().startswith("{\n\t")
-    assert await place.of("%RETRY|g").read(QUEUE) == 3
+    assert await place.for_group("%RETRY|g").read(QUEUE) == 3
 
 
 def test_thresholds_of_a_topic_are_shared_by_its_queues():

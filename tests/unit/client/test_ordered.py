@@ -9,7 +9,7 @@ import pytest
 
 from simulation.stepped import ManualClock
 from sluicemq import Sluice
-from sluicemq.client.aio.ordered import LEASE_S, TRUSTED_S, Leases
+from sluicemq.client.aio.ordered import LEASE_S, TRUSTED_S, QueueLocks
 from sluicemq.errors import RequestTimeoutError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.wire.bodies import decode_lock_batch, encode_locked_queues
@@ -49,7 +49,7 @@ def locks():
 def leases(locks):
     lost: list[MessageQueue] = []
     again: list[MessageQueue] = []
-    made = Leases(locks, "me", "g", on_lost=lost.append, on_held=again.append)
+    made = QueueLocks(locks, "me", "g", on_lost=lost.append, on_confirmed=again.append)
     made.lost, made.again = lost, again
     return made
 
@@ -333,7 +333,7 @@ async def test_a_coroutine_that_does_not_end_is_cancelled_and_its_queue_goes_to_
 async def test_a_thread_that_does_not_end_keeps_the_lock_and_what_was_done_is_committed(
     fake, monkeypatch
 ):
-    monkeypatch.setattr("sluicemq.client.aio.ordered.FINISH_S", 0.1)
+    monkeypatch.setattr("sluicemq.client.aio.ordered.HANDLER_WAIT_S", 0.1)
     fake.topics["t"] = 1
     for n in range(3):
         fake.broker.put("t", 0, b"%d" % n)
@@ -366,6 +366,8 @@ async def test_a_message_that_fails_for_ever_is_logged_whole_more_and_more_rarel
     async with Sluice(fake.name_server) as mq:
         async with mq.consumer("g", handler, ordered=True, suspend_s=0.01).subscribe("t"):
             await until(lambda: len(attempts) >= 9)
-    said = [entry for entry in caplog.records if "handler of g failed" in entry.getMessage()][:8]
+    said = [entry for entry in caplog.records if "handler of group g failed" in entry.getMessage()][
+        :8
+    ]
     assert [bool(entry.exc_info) for entry in said] == [True, True, False, True, *[False] * 3, True]
     assert all(entry.getMessage().endswith("ValueError: poison") for entry in said)

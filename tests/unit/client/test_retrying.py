@@ -168,7 +168,7 @@ async def test_only_an_unexpected_error_is_logged_with_its_trace(fake, caplog):
     assert [str(entry.exc_info[1]) for entry in traced] == ["unexpected"]
     said = traced[0].getMessage()
     assert re.fullmatch(
-        r"handler of g failed on message \S+ of t/\S+/0 at offset 1 \(.*\): .*", said
+        r"handler of group g failed on message \S+ of t/\S+/0 at offset 1 \(.*\): .*", said
     )
     assert said.endswith("ValueError: unexpected")
 
@@ -258,7 +258,7 @@ async def test_a_message_whose_queue_has_gone_is_not_sent_back(fake):
     async with Sluice(fake.name_server) as mq, mq.subscribe("t", group="g") as stream:
         message = await stream.receive()
         reader = mq._members["g"].readers.get(message.queue)
-        reader.move(0)
+        reader.move_to(0)
         assert not await message.reject()
     assert asked(fake, 36) == []
 

@@ -34,10 +34,11 @@ from sluicemq.broker.consume.delivery import DeliveryState
 from sluicemq.broker.consume.filters import ConsumerFilters, estimate_filter_bytes
 from sluicemq.broker.consume.matching import RECORDS_PER_STEP, MatchCounter, MatchCriteria, Tally
 from sluicemq.broker.context import BrokerComponent, BrokerContext
+from sluicemq.broker.lanes.cache import ByteCache
 from sluicemq.broker.lanes.filters import RuleFilter
-from sluicemq.broker.lanes.group import Lane
-from sluicemq.broker.lanes.rules import ByteCache, atoms_of
-from sluicemq.broker.lanes.table import show, shown
+from sluicemq.broker.lanes.lane import Lane
+from sluicemq.broker.lanes.lanes_file import describe_atoms, describe_lanes
+from sluicemq.broker.lanes.rules import get_atoms_by_topic
 from sluicemq.broker.offsets import UnfinishedMessages
 from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
 from sluicemq.filter.plan import ERROR
@@ -291,14 +292,16 @@ class FilterHandlers(BrokerComponent):
         queues = []
         for queue_id in range(known.config.read_queues):
             now_s = self.clock.monotonic_s()
-            group_lanes.ensure((topic, queue_id))
+            group_lanes.ensure_queue((topic, queue_id))
             lanes = []
-            for lane in [group_lanes.lanes[key] for keys in group_lanes.ordered() for key in keys]:
-                place = lane.places.get((topic, queue_id))
-                if place is not None:
+            for lane in [
+                group_lanes.lanes[key] for keys in group_lanes.get_ordered_keys() for key in keys
+            ]:
+                lane_queue = lane.queues.get((topic, queue_id))
+                if lane_queue is not None:
                     name = f"{group}@{lane.id}"
                     tally = yield from self.match_counter.count_lane_lag(
-                        name, topic, queue_id, place, now_s
+                        name, topic, queue_id, lane_queue, now_s
                     )
                     lanes.append((lane, tally))
             first, end = self.store.queue_offsets(topic, queue_id)
@@ -569,15 +572,15 @@ class FilterHandlers(BrokerComponent):
         answer = {
             "conflicts": contracts.conflict_counts.get(name, 0),
             "contract": contracts.contract_of(name),
-            "forgotten": list(lanes.forgotten) if lanes is not None else [],
-            "lanes": show(lanes) if lanes is not None else [],
+            "forgotten": list(lanes.forgotten_subscriptions) if lanes is not None else [],
+            "lanes": describe_lanes(lanes) if lanes is not None else [],
             "pops": contracts.popped_subscriptions(name),
             "refused": {
                 client_id: refusal.reason
                 for (group, client_id), refusal in contracts.refusals.items()
                 if group == name
             },
-            "unmatched": lanes.unmatched if lanes is not None else 0,
+            "unmatched": lanes.unmatched_count if lanes is not None else 0,
         }
         return Command(ResponseCode.SUCCESS, body=orjson.dumps(answer))
 
@@ -587,7 +590,7 @@ def _sql92_expressions(message_filter: MessageFilter) -> set[str]:
     if isinstance(message_filter, Selector):
         return {message_filter.text}
     rule = message_filter.rule if isinstance(message_filter, RuleFilter) else ()
-    return {atom.text for item in rule for atom in item.must if atom.kind == SQL92}
+    return {atom.text for item in rule for atom in item.required if atom.kind == SQL92}
 
 
 def _parse_subscription(topic: str, expression: str, kind: str | None) -> Subscription:
@@ -601,8 +604,8 @@ def _parse_subscription(topic: str, expression: str, kind: str | None) -> Subscr
 def _lane_matchings(topic: str, queues: list[QueueLag]) -> Iterator[bodies.LaneMatching]:
     """Yield the lag of each lane; live lanes come before idle ones, the oldest first."""
     lanes = {lane.key: lane for queue in queues for lane, _ in queue.lanes}
-    for lane in sorted(lanes.values(), key=lambda lane: (lane.is_idle, lane.number)):
-        kind, expression = shown(atoms_of(lane.key).get(topic, ()))
+    for lane in sorted(lanes.values(), key=lambda lane: (lane.is_idle, lane.join_number)):
+        kind, expression = describe_atoms(get_atoms_by_topic(lane.key).get(topic, ()))
         lane_queues = [
             queue._replace(committed=tally.start, tally=tally)
             for queue in queues

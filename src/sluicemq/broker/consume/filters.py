@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from sluicemq.broker.documents import Document
-from sluicemq.broker.lanes.rules import ByteCache
+from sluicemq.broker.lanes.cache import ByteCache
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, RequestError

@@ -20,9 +20,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from sluicemq.broker.lanes.filters import RuleColumns, RuleFilter
-from sluicemq.broker.lanes.places import Place
-from sluicemq.broker.lanes.rules import EVERYTHING, Rule, clause
+from sluicemq.broker.lanes.filters import RuleColumnFilter, RuleFilter
+from sluicemq.broker.lanes.lane_queue import LaneQueue
+from sluicemq.broker.lanes.rules import MATCH_ALL, Rule, create_rule
 from sluicemq.filter.evaluate import ConditionFunction
 from sluicemq.filter.plan import FALSE, NEEDS_RECORD, TRUE, evaluate_verdict
 from sluicemq.filter.selector import Vectorised
@@ -123,7 +123,7 @@ class MatchCriteria:
         self.key: tuple[str, object] = (subscription.kind, subscription.expression)
         self.codes: frozenset[int] | None = None
         self.tags: frozenset[str] = frozenset()
-        self.vectorised: Vectorised | RuleColumns | None = None
+        self.vectorised: Vectorised | RuleColumnFilter | None = None
         self.matches_nothing = False
         self.weight = 0
         self.verdict: ConditionFunction | None = None
@@ -145,7 +145,7 @@ class MatchCriteria:
         criteria.key = ("RULE", rule)
         rule_filter = RuleFilter(rule)
         criteria.weight = rule_filter.weight
-        if rule != clause([EVERYTHING]):
+        if rule != create_rule([MATCH_ALL]):
             criteria.vectorised, criteria.verdict = (
                 rule_filter.vectorised,
                 rule_filter.by_commit_log,
@@ -271,21 +271,21 @@ class MatchCounter:
         return tally
 
     def count_lane_lag(
-        self, name: str, topic: str, queue_id: int, place: Place, now_s: float
+        self, name: str, topic: str, queue_id: int, lane_queue: LaneQueue, now_s: float
     ) -> WorkItem[Tally]:
-        """Count the messages that a lane still has to receive, from `place` on by its rules.
+        """Count the messages that a lane still has to receive in the queue of `lane_queue`.
 
         Only the messages under the last rule are counted from a tally. Those under earlier rules
         are counted again each time: they are gone once the lane has passed them.
         """
         first, end = self._store.queue_offsets(topic, queue_id)
-        start = rule_start = min(max(place.position, first), end)
+        start = rule_start = min(max(lane_queue.current_offset, first), end)
         earlier: list[tuple[int, int, Rule]] = []
-        rule, until = place.rule_at(rule_start)
+        rule, until = lane_queue.find_rule(rule_start)
         while until is not None and until < end:
             earlier.append((rule_start, until, rule))
             rule_start = until
-            rule, until = place.rule_at(rule_start)
+            rule, until = lane_queue.find_rule(rule_start)
 
         criteria = MatchCriteria.from_rule(rule)
         tally = yield from self.count_lag(name, topic, queue_id, criteria, rule_start, now_s)

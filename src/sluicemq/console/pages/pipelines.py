@@ -8,20 +8,20 @@ from typing import Any, Final
 
 from sluicemq.console.context import Answer, Context
 from sluicemq.errors import ConfigurationError
-from sluicemq.pipelines.record import runs_of
+from sluicemq.pipelines.record import read_runs
 
 STEPS_SHOWN: Final = 50
 
 
 async def show_all(context: Context) -> Answer:
     """Each pipeline with its last run."""
-    runs = await asyncio.to_thread(runs_of, context.pipelines, clock=context.clock)
+    runs = await asyncio.to_thread(read_runs, context.pipelines, clock=context.clock)
     return Answer({"paged": context.paged(list(runs.values())), "directories": context.pipelines})
 
 
 async def show(context: Context) -> Answer:
     """One with its sinks and steps. Raises ConfigurationError for one that no directory has."""
-    runs = await asyncio.to_thread(runs_of, context.pipelines, clock=context.clock)
+    runs = await asyncio.to_thread(read_runs, context.pipelines, clock=context.clock)
     run = runs.get(context.path["name"])
     if run is None:
         raise ConfigurationError(
