@@ -178,7 +178,7 @@ def _print_findings(expression: str, findings: "list[Finding]") -> None:
         line, carets = caret_lines(expression, finding.position, finding.length)
         click.secho(f"{name} at character {finding.position + 1}: {finding.what}", fg=colors[name])
         click.echo(f"    {line}\n    {carets}")
-        click.echo(f"    {finding.fix}\n" if finding.fix else "")
+        click.echo(f"    {finding.instead}\n" if finding.instead else "")
     if not findings:
         click.echo("The expression compiles. There are no warnings.")
     elif any(finding.is_error for finding in findings):
