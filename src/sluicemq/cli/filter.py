@@ -164,7 +164,7 @@ def _finding_record(finding: "Finding") -> dict[str, Any]:
         "length": finding.length,
         "code": finding.code,
         "what": finding.what,
-        "instead": finding.fix,
+        "instead": finding.instead,
         "severity": finding.severity,
     }
 

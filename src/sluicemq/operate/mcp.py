@@ -221,7 +221,7 @@ def filter_finding_record(finding: FilterFinding) -> dict[str, Any]:
         "length": finding.length,
         "code": finding.code,
         "what": finding.what,
-        "instead": finding.fix,
+        "instead": finding.instead,
         "severity": plain(finding.severity),
     }
 
