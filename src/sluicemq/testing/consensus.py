@@ -22,7 +22,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from sluicemq.broker.failover.consensus import NO_CONDITION, Entries, Entry, KeptLease, Swap
+from sluicemq.broker.failover.consensus import NO_CONDITIONS, Entries, Entry, KeepAliveLease, Swap
 from sluicemq.errors import ConsensusError
 
 T = TypeVar("T")
@@ -70,14 +70,17 @@ class MemoryConsensus:
         self.clients.append(client)
         return client
 
-    def apply(self, changes: Sequence[Swap], given: Mapping[str, int] = NO_CONDITION) -> bool:
+    def apply(self, changes: Sequence[Swap], conditions: Mapping[str, int] = NO_CONDITIONS) -> bool:
         """The swap, at this moment."""
-        conditions = {**given, **{c.key: c.expected for c in changes if c.expected is not None}}
+        conditions = {
+            **conditions,
+            **{c.key: c.expected_version for c in changes if c.expected_version is not None},
+        }
         for key, version in conditions.items():
             entry = self.entries.get(key)
             if (entry.version if entry else 0) != version:
                 return False
-        if any(change.lease and change.lease not in self._leases for change in changes):
+        if any(change.lease_id and change.lease_id not in self._leases for change in changes):
             return False
         self.revision += 1
         for key, value, _, lease in changes:
@@ -113,7 +116,7 @@ class MemoryConsensus:
             self.keep(lease_id)
         elif found := self._leases.pop(lease_id, None):
             found[1].cancel()
-            ended = [Swap(key, None) for key, e in self.entries.items() if e.lease == lease_id]
+            ended = [Swap(key, None) for key, e in self.entries.items() if e.lease_id == lease_id]
             if ended:
                 self.apply(ended)
 
@@ -142,7 +145,7 @@ class MemoryClient:
         self._service = service
         self._watches: dict[int, _Watch] = {}
         self._watch_ids = itertools.count()
-        self._leases: list[KeptLease] = []
+        self._leases: list[KeepAliveLease] = []
 
     @property
     def is_cut(self) -> bool:
@@ -158,8 +161,10 @@ class MemoryClient:
     async def read(self, prefix: str) -> Entries:
         return await self._ask(lambda: self._service.found(prefix))
 
-    async def swap(self, changes: Sequence[Swap], given: Mapping[str, int] = NO_CONDITION) -> bool:
-        return await self._ask(lambda: self._service.apply(changes, given))
+    async def swap(
+        self, changes: Sequence[Swap], conditions: Mapping[str, int] = NO_CONDITIONS
+    ) -> bool:
+        return await self._ask(lambda: self._service.apply(changes, conditions))
 
     def watch(self, prefix: str, on_change: Callable[[Entries], None]) -> Callable[[], None]:
         number = next(self._watch_ids)
@@ -171,12 +176,12 @@ class MemoryClient:
 
         return end
 
-    async def lease(self, ttl_s: float, on_lost: Callable[[], None]) -> KeptLease:
+    async def lease(self, ttl_s: float, on_lost: Callable[[], None]) -> KeepAliveLease:
         lease_id = await self._ask(lambda: self._service.grant(ttl_s))
-        lease = KeptLease(
+        lease = KeepAliveLease(
             lease_id, ttl_s, on_lost,
-            keep=lambda: self._ask(lambda: self._service.keep(lease_id)),
-            end=lambda: self._ask(lambda: self._service.end(lease_id)),
+            renew=lambda: self._ask(lambda: self._service.keep(lease_id)),
+            revoke=lambda: self._ask(lambda: self._service.end(lease_id)),
         )  # fmt: skip
         self._leases.append(lease)
         return lease

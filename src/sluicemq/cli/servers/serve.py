@@ -504,11 +504,11 @@ async def start_broker(
     """
     _warn_of_exposure(*key_files(config))
     if config.consensus and not read_only:
+        from sluicemq.broker.failover.broker_replica import run_replica  # noqa: PLC0415 - few have replicas
         from sluicemq.broker.failover.etcd import Etcd  # noqa: PLC0415 - few have replicas
-        from sluicemq.broker.failover.replica import replicated  # noqa: PLC0415
 
-        consensus = Etcd.of(config)
-        _, server = await stack.enter_async_context(replicated(config, store, consensus))
+        consensus = Etcd.from_config(config)
+        _, server = await stack.enter_async_context(run_replica(config, store, consensus))
     else:
         from sluicemq.broker.server import Broker  # noqa: PLC0415 - not for name servers
 
