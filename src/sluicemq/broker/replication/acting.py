@@ -332,7 +332,7 @@ class Acting:
             if stand_in is None or escape is None:
                 return True
             stand_in.delayed.run()
-            stand_in.transactions.run()
+            stand_in.transactions.run_slice()
             self._collect(stand_in)
             return not escape.count or await escape.flush()
 
