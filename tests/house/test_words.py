@@ -22,6 +22,8 @@ REWRITTEN: tuple[str, ...] = (
     "broker/admin",
     "broker/background.py",
     "broker/documents.py",
+    "broker/epochs",
+    "broker/failover",
     "broker/group_commit.py",
     "broker/metrics.py",
     "broker/offsets.py",
@@ -33,6 +35,7 @@ REWRITTEN: tuple[str, ...] = (
     "broker/state.py",
     "broker/table.py",
     "broker/topics.py",
+    "broker/transactions",
     "broker/trial.py",
     "client/admin",
     "client/affinity.py",
@@ -41,9 +44,11 @@ REWRITTEN: tuple[str, ...] = (
     "client/idempotence.py",
     "client/ledger.py",
     "client/tasks.py",
+    "nameserver",
     "net",
     "operate",
     "proxy",
+    "store/index",
     "wire",
 )
 """The packages and modules, below src/sluicemq, whose text has been rewritten."""
