@@ -53,6 +53,7 @@ REWRITTEN: tuple[str, ...] = (
     "net",
     "operate",
     "proxy",
+    "record",
     "rocketmq",
     "store/columns",
     "store/timers",

@@ -1,9 +1,9 @@
 """Staged messages as columns (NumPy), from the staging queues to the topics they are meant for.
 
 The heads of the records are taken from the log in one gather; what is made anew is patched when
-they are laid out again (`record.batch_columns.lay_out`). Bodies and properties are pieces of one
-copy of the log, CRCs and tag codes stay as they are. Only as many messages are taken as begin with
-the same stage and have the same flags and hosts: where one is different, the run ends.
+they are laid out again (`record.batch_columns.encode_records`). Bodies and properties are pieces of
+one copy of the log, CRCs and tag codes stay as they are. Only as many messages are taken as begin
+with the same stage and have the same flags and hosts: where one is different, the run ends.
 """
 
 from typing import Any, Final
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.model.system_names import STAGING_TOPIC
-from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, Columns, Spans, table_of
+from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, BatchColumns, Spans, make_property_table
 from sluicemq.record.layout import MAGIC_V1
-from sluicemq.record.table import UNIT_COLUMNS, Positions, view_of
+from sluicemq.record.table import UNIT_COLUMNS, Positions, unaligned_view
 from sluicemq.wire.staging import STAGED_ID
 
 _TOPIC_BYTES: Final = 1 + len(STAGING_TOPIC) + 2
@@ -32,7 +32,7 @@ class Found:
         self._data = bytes(data)
         self._starts = starts - self._at
         self._ends -= self._at
-        self.heads = view_of(np.frombuffer(self._data, np.uint8), HEAD)[self._starts]
+        self.heads = unaligned_view(np.frombuffer(self._data, np.uint8), HEAD)[self._starts]
         self._body_ends = self._starts + HEAD_BYTES + self.heads["body_length"]
         self._property_starts = self._body_ends + _TOPIC_BYTES
 
@@ -50,10 +50,10 @@ class Found:
         same &= self._property_starts + len(start) < self._ends
         count = _leading(same)
         sizes = np.full(count, len(start))
-        found = Spans(self._data, self._property_starts[:count], sizes).windows(len(start))
+        found = Spans(self._data, self._property_starts[:count], sizes).read_rows(len(start))
         return _leading((found == np.frombuffer(start, np.uint8)).all(axis=1))
 
-    def columns(self, count: int, cut: int, before: bytes) -> Columns:
+    def columns(self, count: int, cut: int, before: bytes) -> BatchColumns:
         """The first `count`, `before` in place of the first `cut` bytes of their properties."""
         heads = self.heads[:count].copy()
         heads["reconsume_times"] = heads["prepared_offset"] = 0
@@ -62,10 +62,10 @@ class Found:
         starts = self._property_starts[:count] + cut
         properties = Spans(self._data, starts, self._ends[:count] - starts)
         stored_sizes = properties.sizes + len(before)
-        made = Columns(heads, bodies, properties, stored_sizes, self._codes[:count], before)
+        made = BatchColumns(heads, bodies, properties, stored_sizes, self._codes[:count], before)
         # Of what will be published: the name of the id in the log becomes that of `before`.
         name_bytes = len(STAGED_ID) + 1
-        table = table_of(
+        table = make_property_table(
             Spans(self._data, properties.starts - name_bytes, properties.sizes + name_bytes)
         )
         if table is not None:

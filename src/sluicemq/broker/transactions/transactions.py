@@ -72,7 +72,7 @@ from sluicemq.model.message import (
 from sluicemq.model.system_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from sluicemq.net.dispatch import Peer
 from sluicemq.numbers import natural
-from sluicemq.record.codec import as_text, encode_record
+from sluicemq.record.codec import encode_record, format_property_text
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -251,7 +251,7 @@ class Transactions:
         def prepare(draft: MessageToStore) -> None:
             if hide(draft, settings.broker, len(self.table)):
                 intake.check_properties_size(
-                    len(as_text(draft.properties).encode()) + COPY_BYTES_MAX
+                    len(format_property_text(draft.properties).encode()) + COPY_BYTES_MAX
                 )
 
         intake.rewrites.insert(0, prepare)  # before the delays

@@ -49,7 +49,7 @@ from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import Files
 from sluicemq.outages import Outages, kind_of
-from sluicemq.record.codec import key_hash, keyed_hashes, keys_of
+from sluicemq.record.codec import hash_key, hash_keys, read_keys
 from sluicemq.store.directory import CheckpointFile
 from sluicemq.store.index.file import (
     NAME_DIGITS,
@@ -60,8 +60,8 @@ from sluicemq.store.index.file import (
 from sluicemq.store.log import CommitLog
 
 if TYPE_CHECKING:
-    from sluicemq.record.batch_columns import Columns as Batch
-    from sluicemq.record.batch_columns import Laid
+    from sluicemq.record.batch_columns import BatchColumns as Batch
+    from sluicemq.record.batch_columns import EncodedRecords
     from sluicemq.record.table import Positions
     from sluicemq.store.index.columns import Columns
 
@@ -103,7 +103,7 @@ class KnownKeys:
         self._is_wanted = is_wanted
         self._batches: deque[Known] = deque(maxlen=BATCHES_MAX)
 
-    def note(self, topic: str, batch: "Batch", laid: "Laid", stored_ms: int) -> None:
+    def note(self, topic: str, batch: "Batch", laid: "EncodedRecords", stored_ms: int) -> None:
         """A batch was appended."""
         if not self._is_wanted:
             return
@@ -329,7 +329,7 @@ class KeyIndex:
                 segment = self._log.segments.at(offset)
             if segment is None:
                 return False
-            known = keyed_hashes(segment.view(), offset - segment.base)
+            known = hash_keys(segment.view(), offset - segment.base)
             if file.hash_of(entry) not in known.hashes:
                 return False
         return True
@@ -377,7 +377,7 @@ class KeyIndex:
             segment = self._log.segments.at(offset)
             end_ms = file.end_ms  # about it, when the record is gone
             if segment is not None:
-                end_ms = keys_of(segment.view(), offset - segment.base).store_time_ms
+                end_ms = read_keys(segment.view(), offset - segment.base).store_time_ms
         self._preparing.append(file.restore(count, end_ms))
 
     def _remove_last(self) -> None:
@@ -606,7 +606,7 @@ class KeyIndex:
                 seen.add(offset)
                 if record is None:
                     continue
-                found = keys_of(record)
+                found = read_keys(record)
                 if (
                     found.topic == topic
                     and begin_ms <= found.store_time_ms <= end_ms
@@ -618,7 +618,7 @@ class KeyIndex:
     def query(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Places of messages that may have this key and time, newest first. Other keys of the same
         hash may be among them."""
-        value = key_hash(topic, key)
+        value = hash_key(topic, key)
         for file in reversed(self._index_files):
             if file.is_empty or file.begin_ms > end_ms or file.end_ms + 999 < begin_ms:
                 continue
