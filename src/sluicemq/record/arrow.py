@@ -371,7 +371,7 @@ COLUMNS_MAX: Final = 64
 UNIQUE_VALUE_BYTES: Final = 16
 """A property with longer values than this, on average, gets no column if most occur once."""
 _UNIQUE_ROWS_MIN: Final = 256
-"""Blocks with fewer values than this always have the column."""
+"""A property with fewer values than this is not excluded because they occur once."""
 
 
 class ArrowColumns(LazyColumns):

@@ -61,11 +61,14 @@ with more and shorter ones it takes longer to find where they begin."""
 _WINDOW_BYTES_MIN = 512
 """At least this many bytes of each piece are searched for the start of a record."""
 _WINDOW_RECORDS = 1.5
-"""A part of each piece with this many average records is searched for the start of a record. If
-none is found, the piece is joined to the one before it."""
+"""The start of a record is searched in this multiple of the largest average record size of a piece,
+which is its size divided by PIECE_RECORDS_MIN. If none is found, the piece is joined to the one
+before it."""
 _MAGIC_FIRST = MAGIC_V1 >> 24 & 0xFF
 _EQUAL_RUN_MIN = 64
-"""The number of records that are compared to find out whether all have the same size."""
+"""The number of records that are compared to find out whether all have the same size. Also the
+least number of starts that one step has to prove; otherwise all further records are found one by
+one."""
 _TOPICS_MAX: Final = 8
 """At most this many different topics are searched for in columns. Others are read row by row."""
 _HASHED_BYTES_MAX: Final = 1024
