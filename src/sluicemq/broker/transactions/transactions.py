@@ -74,7 +74,7 @@ from sluicemq.model.message import (
 from sluicemq.model.system_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from sluicemq.net.dispatch import Peer
 from sluicemq.numbers import natural
-from sluicemq.record.codec import as_text, encode_record
+from sluicemq.record.codec import encode_record, format_property_text
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -299,7 +299,7 @@ class Transactions:
         def prepare(message: MessageToStore) -> None:
             if convert_to_prepared(message, settings.broker, len(self.table)):
                 intake.check_properties_size(
-                    len(as_text(message.properties).encode()) + COPY_BYTES_MAX
+                    len(format_property_text(message.properties).encode()) + COPY_BYTES_MAX
                 )
 
         # This rewrite comes before that of delays: a message of a transaction cannot be delayed.

@@ -163,7 +163,7 @@ class Load:
             self.block, self.head = self._fetch()
         except (OSError, UntrueFileError) as error:
             self.error = error
-        return None if self.block is None else self.block.part(self.start, self.end)
+        return None if self.block is None else self.block.slice_offsets(self.start, self.end)
 
 
 logger = logging.getLogger(__name__)
@@ -286,7 +286,7 @@ class ColumnBlocks:
         number, key = offset // BLOCK_ROWS, self._key(queue)
         known = self.cached_block(queue, offset)
         if known is not None:
-            return known.part(offset, min(known.end, end))
+            return known.slice_offsets(offset, min(known.end, end))
         name = self._table(queue).get(number)
         if name is None:
             if block_filter is None:
