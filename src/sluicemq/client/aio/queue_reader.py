@@ -2,10 +2,10 @@
 
 A `QueueReader` runs as a task. It pulls messages, puts them into a prefetch buffer, and pauses
 while too many messages or bytes are unacknowledged. When the reader moves to another offset (seek,
-offset reset, an offset that is no longer stored), acknowledging messages that were pulled before has
-no effect. It notices a topic that was deleted and created again by the messages that
-it has read before (`core.identity`), and then continues at the first message of the new topic,
-whatever `start` says.
+offset reset, an offset that is no longer stored), acknowledging messages that were pulled before
+has no effect. It notices a topic that was deleted and created again by the messages that it has
+read before (`core.identity`), and then continues at the first message of the new topic, whatever
+`start` says.
 
 A `RetrySender` sends rejected messages back, so that the group receives them again. When it
 returns, the copy of the message is stored; only then does the original count as acknowledged:
