@@ -60,8 +60,8 @@ def test_a_command_shows_the_way_below_the_text() -> None:
     told = CliRunner().invoke(main, ["explain", "error", "SendEror"])
     assert told.exit_code == 1
     assert told.stderr.splitlines() == [
-        "sluice: there is no error 'SendEror'. Did you mean 'SendError'? sluice explain error "
-        "shows them all.",
+        "sluice: Error 'SendEror' does not exist. Did you mean 'SendError'? `sluice explain "
+        "error` lists all errors.",
         "More: sluice explain error ConfigurationError",
     ]
 

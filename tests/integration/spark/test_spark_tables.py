@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from sluicemq.cli.spark import moment_ms, plain, signed, write_frame
+from sluicemq.cli.spark import credential_options, parse_moment, to_json_value, write_frame
 from sluicemq.client.core.names import Credentials
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import Message
@@ -107,7 +107,7 @@ def test_parquet_is_written_by_spark_and_credentials_are_options(spark: Any, tmp
     path = str(tmp_path / "rows")
     assert write_frame(spark.range(3), "parquet", path) == 3
     assert spark.read.parquet(path).count() == 3
-    keys = signed(("me", "secret"))
+    keys = credential_options(("me", "secret"))
     options = parse_options({"nameServers": "127.0.0.1:1", "topic": "t", **keys})
     assert options.credentials == Credentials("me", "secret")
 
@@ -141,10 +141,10 @@ def test_a_narrow_read_has_every_column_still() -> None:
 
 
 def test_times_and_values_are_plain() -> None:
-    assert moment_ms("1700000000000", "--since") == 1_700_000_000_000
-    assert plain({"a": [b"x", None, True]}) == {"a": ["x", None, True]}
+    assert parse_moment("1700000000000", "--since") == 1_700_000_000_000
+    assert to_json_value({"a": [b"x", None, True]}) == {"a": ["x", None, True]}
     with pytest.raises(ConfigurationError, match="--since 'soon'"):
-        moment_ms("soon", "--since")
+        parse_moment("soon", "--since")
 
 
 def test_wrong_usage_is_said_before_spark_starts() -> None:
