@@ -355,7 +355,7 @@ class ClientError(SluiceError):
     Then: the section of each subclass below says what was done and what was not.
     Fix: follow the text.
 
-        no broker is there to check the access key. Start one.
+        There is no broker to check the access key. Start one.
     """
 
 

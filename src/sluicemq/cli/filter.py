@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from io import BufferedReader
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
@@ -64,14 +64,14 @@ def check_command(expression: str, as_json: bool) -> None:
     property, show the type as which its text is interpreted, and which values cause an error.
     Exit code 1 if there are errors or warnings.
     """
-    from sluicemq.filter.check import check, check_types  # noqa: PLC0415 - only this command
+    from sluicemq.filter.check import check_sql92, describe_types  # noqa: PLC0415 - only this command
 
-    findings, types = check(expression), check_types(expression)
+    findings, types = check_sql92(expression), describe_types(expression)
     if as_json:
         report = {
             "expression": expression,
             "compiles": not any(finding.is_error for finding in findings),
-            "findings": findings,
+            "findings": [_finding_record(finding) for finding in findings],
             "properties": [note._asdict() for note in types],
         }
         click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
@@ -155,6 +155,18 @@ def _compile(text: str) -> "Selector | None":
 
     outcome = try_compile(text)
     return None if isinstance(outcome, FilterSyntaxError) else outcome
+
+
+def _finding_record(finding: "Finding") -> dict[str, Any]:
+    """Return a finding as a JSON object. Its keys are published and do not follow Python names."""
+    return {
+        "position": finding.position,
+        "length": finding.length,
+        "code": finding.code,
+        "what": finding.what,
+        "instead": finding.instead,
+        "severity": finding.severity,
+    }
 
 
 def _print_findings(expression: str, findings: "list[Finding]") -> None:

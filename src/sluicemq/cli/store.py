@@ -292,9 +292,9 @@ def make_selection(
             fix="Write the tags into --where: TAGS IN ('A', 'B').",
         )
     if where is not None:
-        from sluicemq.filter.subscriptions import compile_whole  # noqa: PLC0415 - imports lark
+        from sluicemq.filter.subscriptions import compile_complete  # noqa: PLC0415 - imports lark
 
-        criteria["matches"] = compile_whole(where).matches
+        criteria["matches"] = compile_complete(where).matches
     elif tags is not None:
         from sluicemq.filter.subscriptions import parse_tags  # noqa: PLC0415 - imports lark
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from sluicemq.errors import ConfigurationError, FilterSyntaxError
 from sluicemq.files import SYSTEM_FILES, read_text
-from sluicemq.filter.check import check
+from sluicemq.filter.check import check_sql92
 from sluicemq.filter.findings import IGNORED_TEXT
 from sluicemq.filter.subscriptions import parse_tags
 from sluicemq.hints import suggest
@@ -623,7 +623,7 @@ def _check_filters(entries: Entries, texts: OptionTexts) -> None:
         except FilterSyntaxError as error:
             entries["filter.tags"].add_problem(" ".join(str(error).split()))
     if "filter.sql" in texts and "filter.sql" in entries:
-        for finding in check(texts["filter.sql"]):
+        for finding in check_sql92(texts["filter.sql"]):
             entries["filter.sql"].add_problem(
                 f"at character {finding.position + 1}: {' '.join(finding.what.split())}",
                 " ".join(finding.instead.split()),

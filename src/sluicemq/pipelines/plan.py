@@ -289,7 +289,7 @@ def apply_transform(pipeline: Pipeline, spark: "SparkSession", frame: "DataFrame
         parser = get_session_state(spark).sqlParser()
         if _contains_command(spark, parser.parsePlan(pipeline.transform)):
             raise ConfigurationError(  # noqa: TRY301 - reported like Spark's own errors
-                "the transform is a command, not a query.", fix="Write select … from source."
+                "this is a command, not a query.", fix="Write select … from source."
             )
         frame.createOrReplaceTempView(VIEW)
         try:
@@ -303,7 +303,7 @@ def apply_transform(pipeline: Pipeline, spark: "SparkSession", frame: "DataFrame
 
 def _contains_command(spark: "SparkSession", plan: Any) -> bool:
     """Return whether a parsed plan, or any part of it, is a statement with an effect."""
-    from py4j.java_gateway import (  # type: ignore[import-untyped]  # noqa: PLC0415 - with Spark
+    from py4j.java_gateway import (  # type: ignore[import-untyped]  # noqa: PLC0415 - pyspark's
         is_instance_of,
     )
 

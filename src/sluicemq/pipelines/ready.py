@@ -115,8 +115,8 @@ class Report:
 
     `figures` are numbers by name, `files` the paths of written files, and `lines` texts for the
     user. If `is_failure` is True, the run has completed, and its findings are to cause exit code 1.
-    Runs of a file with its own sinks fill `rows`, the rows written by sink (for a stream, the rows
-    read for it), and `skipped`, the sinks that were not written because the run was stopped.
+    Runs of a file with a source and sinks fill `rows`, the rows written by sink (for a stream, the
+    rows read for it), and `skipped`, the sinks that were not written because the run was stopped.
     """
 
     figures: dict[str, int | float] = field(default_factory=dict)

@@ -149,16 +149,16 @@ def _run_ready_pipeline(
 ) -> Report:
     """Run the ready pipeline `use`, and emit an event for each line that it reports."""
     events.emit("started", f"the ready pipeline {use!r}")
-    said: set[str] = set()
+    emitted: set[str] = set()
 
     def say(text: str) -> None:
-        said.add(text)
+        emitted.add(text)
         events.emit("line", text)
 
     task = Task(spark, pipeline.use_options, pipeline.cluster, say, stopping)
     report = find_ready_pipeline(use).run(task)
     for line in report.lines:
-        if line not in said:  # most lines have been emitted during the run
+        if line not in emitted:  # most lines have been emitted during the run
             events.emit("line", line)
     return report
 

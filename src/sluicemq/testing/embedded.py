@@ -4,8 +4,8 @@
         await mq.send("orders", b"1", delay_level=3)
         await mq.clock.advance(seconds=10)
 
-`NameServer`, `Broker`, `Store` and `Sluice` are the production classes; none is imitated. Only what
-they stand on differs. Frames travel through memory (`net.network`), or over TCP on loopback with
+`NameServer`, `Broker`, `Store` and `Sluice` are the production classes; none is imitated. Only the
+layers below them differ. Frames travel through memory (`net.network`), or over TCP on loopback with
 `tcp=True`. Files are in memory, or in a directory with `store=PATH`. Work that would run on threads
 runs at once in the event loop, heartbeats are sent from the test's own loop, and the time may be a
 `VirtualClock`.
@@ -100,7 +100,7 @@ class IdlePauses:
         if period_s == SWEEP_S:
             core, now_ms = self._broker.core, self._clock.now_ms()
             wheel = core.delayed.timers.files.wheel
-            due_soon = wheel.occupied(now_ms, now_ms + int(2000 * SWEEP_PAUSE_MAX_S))
+            due_soon = wheel.iter_occupied_ms(now_ms, now_ms + int(2000 * SWEEP_PAUSE_MAX_S))
             has_work = core.transactions.table or any(True for _ in due_soon)
             pause_max_s = SWEEP_PAUSE_DUE_S if has_work else SWEEP_PAUSE_MAX_S
         return max(period_s, min((now_s - self._stored_since_s) / 4, pause_max_s))

@@ -62,7 +62,7 @@ async def test_group_show_tells_what_the_filter_did(mq: EmbeddedSluice) -> None:
         assert [one["offset"] for one in told[0]["last_errors"]] == [0, 4]
         table = (await sluice(mq, "group", "show", "G")).stdout
         assert "filtered out" in table
-        assert "2 messages were dropped: price is no whole number" in table
+        assert "2 messages were dropped: price is not a whole number" in table
         assert "queue 0 offset 4: property price is 'free'" in table
 
 

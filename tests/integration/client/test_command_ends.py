@@ -86,7 +86,7 @@ ENDS = [
     ("topic create t --perm 5", 2, "--perm"),
     ("consume ordres", 1, "Did you mean 'orders'?"),
     ("consume orders --from abc", 2, "'abc'"),
-    ("consume orders --where a>>", 1, "cannot stand here"),
+    ("consume orders --where a>>", 1, "is not allowed here"),
     ("consume", 2, "TOPIC"),
     ("produce orders", 2, "BODY"),
     ("produce orders x -p foo", 2, "NAME=VALUE"),

@@ -104,10 +104,10 @@ BAD: list[tuple[str, str, str]] = [
      " it must be a whole number from 65,536 to 8,388,608."),
     ("SQL92 that does not compile", RIGHT.replace("> 60", ">"),
      "p.yaml:5: source.filter.sql: at character 12: The expression ends too early."
-     " A property, a number, a string in single quotes or ( must follow."),
+     " Write a property, a number, a string in single quotes or ( here."),
     ("SQL92 with a tail that is ignored", RIGHT.replace("> 60", "> 60 ) x"),
      "p.yaml:5: source.filter.sql: at character 16: Everything from here on is ignored: no"
-     " parenthesis is open here. Leave it away, or open one."),
+     " parenthesis is open here. Remove the parenthesis, or open one."),
     ("no topic", RIGHT.replace("  topic: flights\n", ""),
      "p.yaml:3: source: the option 'topic' is missing."),
     ("a column that is none", RIGHT.replace("prop:origin", "prop:origin:strin"),
@@ -115,7 +115,7 @@ BAD: list[tuple[str, str, str]] = [
      " Use one of string, int, bigint, double, boolean, auto."),
     ("no field of a ready one", READY.replace("output", "outptu"),
      "p.yaml:3: with: the ready pipeline 'trace' needs the key 'output'."
-     " Directory of the results; what is there is replaced."),
+     " Directory of the results; existing ones are replaced."),
     ("no name server", RIGHT.replace('cluster: {nameServers: "127.0.0.1:9876"}\n', ""),
      "p.yaml:2: source: the option 'nameServers' is missing."),
     ("half of the keys", RIGHT.replace('9876"}', '9876", accessKey: me}'),
@@ -134,7 +134,7 @@ BAD: list[tuple[str, str, str]] = [
      "p.yaml:14: sinks[2]: a table sink needs the key 'key'."
      " Columns that identify a row: a row with the same key is replaced."),
     ("no URL of a database", RIGHT.replace("sqlite:///late.db", "late.db"),
-     "p.yaml:14: sinks[2].url: it is no URL of a database."
+     "p.yaml:14: sinks[2].url: this is not the URL of a database."
      " Write postgresql://user@host/name or sqlite:///file.db."),
     ("two sinks of one name", RIGHT + "  - {kind: parquet, path: out/b}\n",
      "p.yaml:15: sinks[3]: two sinks have the name 'parquet'."

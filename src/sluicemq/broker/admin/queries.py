@@ -86,8 +86,8 @@ class QueryHandlers(BrokerComponent):
         if lane is None:
             offset = self.offsets.committed(header.group, header.topic, header.queue_id)
         else:
-            start = lane.asks((header.topic, header.queue_id))
-            offset = start.offset if start is not None else -1
+            start = lane.start_from_offset_query((header.topic, header.queue_id))
+            offset = start.committed_offset if start is not None else -1
         if offset >= 0:
             return _make_offset_answer(offset)
         topic = self.topics.get(header.topic)
@@ -239,7 +239,7 @@ class QueryHandlers(BrokerComponent):
 
         def steps() -> WorkItem[Command]:
             data = yield from decode_body(bodies.decode_lock_batch, command.body)
-            group = self.consumers.lanes.lock_name(data.group, data.client_id)
+            group = self.consumers.lanes.get_lock_name(data.group, data.client_id)
             locked: list[MessageQueue] = []
             for number, queues in enumerate(_split_into_chunks(data.queues)):
                 if number:
@@ -259,7 +259,7 @@ class QueryHandlers(BrokerComponent):
 
         def steps() -> WorkItem[Command]:
             data = yield from decode_body(bodies.decode_lock_batch, command.body)
-            group = self.consumers.lanes.lock_name(data.group, data.client_id)
+            group = self.consumers.lanes.get_lock_name(data.group, data.client_id)
             for number, queues in enumerate(_split_into_chunks(data.queues)):
                 if number:
                     yield None

@@ -29,11 +29,11 @@ from sluicemq.broker.group_commit import Announced, Postponed
 from sluicemq.broker.topics import UNIT_SYS_FLAG
 from sluicemq.errors import FilterError
 from sluicemq.filter.subscriptions import (
-    SQL92_IS_OFF,
+    SQL92_DISABLED,
     compile_sql92,
     is_tag_kind,
     make_filter,
-    preparation,
+    preparation_jobs,
 )
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
@@ -279,7 +279,7 @@ class HeartbeatHandlers(BrokerComponent):
         """Compile filters into the caches, in steps, before they are needed at once."""
         yield None
         for subscription in subscriptions:
-            yield from preparation(subscription.expression, subscription.kind)
+            yield from preparation_jobs(subscription.expression, subscription.kind)
             if subscription.kind == SQL92:
                 with suppress(FilterError):
                     compile_sql92(subscription.expression)
@@ -318,7 +318,7 @@ class HeartbeatHandlers(BrokerComponent):
             if subscription is None:
                 return Command(ResponseCode.SUCCESS)
             if not is_tag_kind(subscription.kind) and not is_sql92_enabled:
-                return Command(ResponseCode.SYSTEM_ERROR, remark=SQL92_IS_OFF)
+                return Command(ResponseCode.SYSTEM_ERROR, remark=SQL92_DISABLED)
             yield from self._precompile([subscription])
             try:
                 make_filter(subscription)

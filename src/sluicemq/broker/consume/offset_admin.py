@@ -117,7 +117,7 @@ class GroupOffsetHandlers(BrokerComponent):
     def _apply_reset(self, group: str, offsets: dict[MessageQueue, int]) -> None:
         """Reset offsets of a group or its lanes, and wake the requests that wait for the queues."""
         for queue, offset in offsets.items():
-            if not self.consumers.lanes.reset(group, queue.topic, queue.queue_id, offset):
+            if not self.consumers.lanes.reset_queue(group, queue.topic, queue.queue_id, offset):
                 self.offsets.reset(group, queue.topic, queue.queue_id, offset)
             self.polls.wake(queue.topic, queue.queue_id)
         self.group_commit.schedule_commit()

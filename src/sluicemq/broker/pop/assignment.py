@@ -39,7 +39,7 @@ from sluicemq.broker.consume.contracts import STRICT
 from sluicemq.broker.context import LookUp
 from sluicemq.broker.documents import Document
 from sluicemq.broker.group_commit import Announced, Postponed
-from sluicemq.broker.lanes.rules import normal_atom, parse_key
+from sluicemq.broker.lanes.rules import normalize_atom, parse_key
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.clock import Clock
@@ -171,8 +171,8 @@ class Assignments:
                 f"Group {group} pulls {topic} in lanes, because its members have different "
                 f"subscriptions, so {client_id} cannot pop it. Use another group for it."
             )
-        known_atom = normal_atom(*known) if known is not None else None
-        if not reason and known_atom is not None and known_atom != normal_atom(*requested):
+        known_atom = normalize_atom(*known) if known is not None else None
+        if not reason and known_atom is not None and known_atom != normalize_atom(*requested):
             for other, key in self._consumers.other_subscription_keys(group, client_id).items():
                 if parse_key(key).get(topic) == known_atom:
                     reason = (

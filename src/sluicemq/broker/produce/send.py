@@ -55,7 +55,7 @@ from sluicemq.broker.consume.delivery import DeliveryStates
 from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Durable, Postponed, run_or_postpone
-from sluicemq.broker.lanes.rules import LANE_PROPERTY, lane_id
+from sluicemq.broker.lanes.rules import LANE_PROPERTY, compute_lane_id
 from sluicemq.broker.produce.intake import (
     ILLEGAL_MESSAGE_REMARK,
     BatchFields,
@@ -175,7 +175,7 @@ class SendBackHandlers(BrokerComponent):
         """
         topic_count = len(self.topics)
         lane = self.consumers.lane_of(header.group, peer, command.fields)
-        lane_name = lane_id(lane.key) if lane is not None else ""
+        lane_name = compute_lane_id(lane.key) if lane is not None else ""
         try:
             self._store_copy(header, command.version, lane_name)
         except (StoreError, OSError) as error:

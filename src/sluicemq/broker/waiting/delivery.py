@@ -115,7 +115,9 @@ class DelayedDelivery:
         self.timer_listing = TimerListing(store, self.timers, self.timers.placing, clock)
         self.sources: list[DueMessageSource] = [self.levels, self.timers]
         """The sources, in the order in which they deliver."""
-        intake.rewrites.append(DelayRewriter(settings, clock, self.timers.files.count).rewrite)
+        intake.rewrites.append(
+            DelayRewriter(settings, clock, self.timers.files.message_count).rewrite
+        )
         self._timer: TimerHandle | None = None
         self._timer_s = 0.0
         """The monotonic time of the next call of `run_slice` by the timer."""

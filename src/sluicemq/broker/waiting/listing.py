@@ -16,8 +16,8 @@ from sluicemq.clock import SteadyClock
 from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.record.codec import value_of
 from sluicemq.store.store import Store
-from sluicemq.store.timers.files import DELETE, SLOTS
-from sluicemq.store.timers.placing import DELETES, Placing, recall_key
+from sluicemq.store.timers.files import MAGIC_DELETE, SLOTS
+from sluicemq.store.timers.placing import TIMER_DELETES_KEY, SlotRules, recall_key
 
 NEWEST_UNIT: Final = -2
 """In a cursor: begin at the newest unit of a slot."""
@@ -43,7 +43,9 @@ class WaitingEntry(NamedTuple):
 class TimerListing:
     """Lists the timed messages of a broker that wait."""
 
-    def __init__(self, store: Store, timers: Timers, placing: Placing, clock: SteadyClock) -> None:
+    def __init__(
+        self, store: Store, timers: Timers, placing: SlotRules, clock: SteadyClock
+    ) -> None:
         """List the messages of `timers`, whose wheel is filled according to `placing`."""
         self._store = store
         self._timers = timers
@@ -62,11 +64,11 @@ class TimerListing:
         start = max(offset, indexed_end)
         for entry in intake.iter_queue(self._store, TIMER_TOPIC, 0, start, units):
             record, due_ms = entry.record, 0
-            place = self._placing.place(record, now_ms) if record is not None else None
-            if record is None or place is None or place.magic & DELETE:
+            assigned = self._placing.assign_slot(record, now_ms) if record is not None else None
+            if record is None or assigned is None or assigned.magic & MAGIC_DELETE:
                 record = None
             else:
-                due_ms = self._placing.due_ms(record)
+                due_ms = self._placing.compute_due_ms(record)
             yield WaitingEntry(record, due_ms, f"Q:{entry.offset + 1}:0:{indexed_end}")
 
     def iter_wheel(self, slot_ms: int, unit: int, indexed_end: int) -> Iterator[WaitingEntry]:
@@ -86,12 +88,12 @@ class TimerListing:
         step_ms = _SLOTS_PER_STEP * precision_ms
         end_ms = read_ms + SLOTS // 2 * precision_ms
         for begin_ms in range(start_ms, end_ms, step_ms):
-            for found_ms in wheel.occupied(begin_ms, min(begin_ms + step_ms, end_ms)):
+            for found_ms in wheel.iter_occupied_ms(begin_ms, min(begin_ms + step_ms, end_ms)):
                 slot = wheel.get(found_ms)
                 if slot is not None:
                     recalled = set()
                     self._recalled_keys = {found_ms: recalled}
-                    yield from self._iter_slot(found_ms, slot.last, indexed_end, recalled)
+                    yield from self._iter_slot(found_ms, slot.last_unit, indexed_end, recalled)
             yield WaitingEntry(None, 0, f"T:{begin_ms + step_ms}:{NEWEST_UNIT}:{indexed_end}")
 
     def _iter_slot(
@@ -102,16 +104,16 @@ class TimerListing:
         A recall marker is newer than the message to recall, so it is found first. Its key is added
         to `recalled`.
         """
-        for _, unit in self._timers.files.chain(slot_ms, position):
+        for _, unit in self._timers.files.iter_chain(slot_ms, position):
             if unit is None:
                 return
             record = read_record(self._store.committed_record_at(unit.position))
-            if record is not None and unit.magic & DELETE:
-                recalled.add(value_of(record.properties, DELETES) or b"")
+            if record is not None and unit.magic & MAGIC_DELETE:
+                recalled.add(value_of(record.properties, TIMER_DELETES_KEY) or b"")
                 record = None
             if record is not None and recalled and recall_key(record.properties) in recalled:
                 record = None
             if record is not None and record.queue_offset >= indexed_end:
                 record = None
-            due_ms = self._placing.due_ms(record) if record is not None else 0
+            due_ms = self._placing.compute_due_ms(record) if record is not None else 0
             yield WaitingEntry(record, due_ms, f"T:{slot_ms}:{unit.previous}:{indexed_end}")

@@ -34,7 +34,7 @@ from sluicemq.model.message import (
 from sluicemq.model.system_names import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.numbers import LONG_MAX, natural
-from sluicemq.store.timers.placing import TIMER_DELETES, TIMER_OUT, slot_of
+from sluicemq.store.timers.placing import TIMER_DELETES, TIMER_OUT, slot_for_due_time
 from sluicemq.wire.codes import ResponseCode
 
 _SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
@@ -142,7 +142,7 @@ class DelayRewriter:
                 f"the message is due in {delay_ms:,} ms, the delay must not be more than "
                 f"{delay_max_s * 1000:,} ms (timerMaxDelaySec = {delay_max_s}). It was not stored."
             )
-        return slot_of(now_ms + delay_ms, self._precision_ms)
+        return slot_for_due_time(now_ms + delay_ms, self._precision_ms)
 
 
 def _parse_integer(properties: Mapping[str, str], name: str) -> int:

@@ -49,15 +49,15 @@ from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.numbers import natural
 from sluicemq.record.codec import as_dict, value_of
 from sluicemq.store.store import Store
-from sluicemq.store.timers.files import DEFAULT, DELETE, NONE, ROLL, SLOTS
-from sluicemq.store.timers.overdue import Overdue, OverdueMessages
+from sluicemq.store.timers.files import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, NO_UNIT, SLOTS
+from sluicemq.store.timers.overdue import DeliveryLookup, OverdueMessage
 from sluicemq.store.timers.placing import (
-    DELETES,
-    REAL_TOPIC,
+    REAL_TOPIC_KEY,
     TIMER_DELETES,
-    Placing,
+    TIMER_DELETES_KEY,
+    SlotRules,
     recall_key,
-    slot_of,
+    slot_for_due_time,
 )
 from sluicemq.store.timers.state import TimerFiles
 
@@ -104,7 +104,7 @@ class Timers:
         self._intake = intake
         self._clock = clock
         self._precision_ms = precision_ms = config.timer_precision_ms
-        self.placing = Placing(precision_ms, config.timer_roll_window_slots)
+        self.placing = SlotRules(precision_ms, config.timer_roll_window_slots)
         self._slot_start = self.placing.slot_start
         self.files = TimerFiles(
             store,
@@ -128,7 +128,7 @@ class Timers:
         self._loading: Iterator[None] | None = None
         self._indexed_until_ms = 0  # all messages that were stored before it are indexed
         self._checkpoint_done_ms = 0  # what was due by then was delivered at the last checkpoint
-        self._checkpoint_offset = NONE  # messages of the queue before it were known to it
+        self._checkpoint_offset = NO_UNIT  # messages of the queue before it were known to it
         self._inexact_until_ms = 0  # the exact times of messages in slots before it were not read
         # While the files are rebuilt, the queue is read up to `_rebuild_target`. Messages before
         # offset `_rebuild_end` whose slot is before `_rebuild_ms` are delivered.
@@ -143,8 +143,8 @@ class Timers:
         self._has_delivered = False  # since the last checkpoint
         # Messages before `_doubt_log_end` in the log that were due by `_doubt_until_ms` may be
         # delivered already. They wait in `_overdue` until `_overdue_check` has searched the log.
-        self._overdue: OverdueMessages | None = None
-        self._overdue_check: Generator[None, None, list[Overdue]] | None = None
+        self._overdue: DeliveryLookup | None = None
+        self._overdue_check: Generator[None, None, list[OverdueMessage]] | None = None
         self._doubt_until_ms = self._doubt_log_end = 0
         self._late_recalled_keys: set[bytes] = set()  # of recall markers among those messages
         # Messages that were delivered, and are due after the last checkpoint's `done_ms`, are in
@@ -180,7 +180,7 @@ class Timers:
         self._loaded_end_ms = self._load_done_ms = self.read_ms
         self.delivered_before_ms = self._slot_start(checkpoint.read_ms) if start.is_exact else 0
         self._checkpoint_done_ms = checkpoint.done_ms if start.is_exact else 0
-        self._checkpoint_offset = self.files.queue_offset if start.is_settled else NONE
+        self._checkpoint_offset = self.files.queue_offset if start.is_settled else NO_UNIT
         self._delivery_floor = checkpoint.log_position if start.is_exact else 0
         self._begin_doubt()
         if start.is_settled:
@@ -197,7 +197,7 @@ class Timers:
         out_ms = entry.record.get_number("TIMER_OUT_MS")
         if out_ms is None:
             return entry.record.store_time_ms
-        return self.placing.stored_ms(entry.record, self._slot_start(out_ms))
+        return self.placing.stored_at_ms(entry.record, self._slot_start(out_ms))
 
     def _begin_doubt(self) -> None:
         """Treat all messages that are stored and due now as maybe delivered already.
@@ -208,7 +208,7 @@ class Timers:
         self._start_queue_end = self._store.committed_offset(TIMER_TOPIC, 0)
         self._doubt_until_ms = self._clock.now_ms()
         self._doubt_log_end = self._store.written_offset
-        self._overdue = OverdueMessages(self._store, self._doubt_log_end)
+        self._overdue = DeliveryLookup(self._store, self._doubt_log_end)
         self._overdue_check = None
         self._late_recalled_keys = set()
         self._delivered_until_ms = self._doubt_until_ms
@@ -232,13 +232,13 @@ class Timers:
         """Rebuild wheel and log while the broker runs, as a start would. Raises OSError."""
         done_ms, replay_offset = self._find_done_ms(self._clock.now_ms()), self._replay_offset
         reason, self._damage_reason = self._damage_reason, ""
-        self.files.begin_again(reason)
+        self.files.start_rebuild(reason)
         self.due_table, self._roll_table, self._recalled_keys = DueTable(), DueTable(), {}
         self._loading, self._last_unindexed = None, None
         self._loaded_end_ms = self._load_done_ms = self.read_ms
-        self._checkpoint_done_ms, self._checkpoint_offset = done_ms, NONE
+        self._checkpoint_done_ms, self._checkpoint_offset = done_ms, NO_UNIT
         self._begin_rebuild(replay_offset, self.read_ms)
-        self.files.old_end = self.files.position_of(replay_offset)
+        self.files.log_end_at_start = self.files.log_position_of(replay_offset)
         self._begin_doubt()
 
     # --- indexing
@@ -251,16 +251,16 @@ class Timers:
     def _index(self, entry: QueueEntry, write_ms: int) -> None:
         """Add a message of the queue to the wheel, and to a table if its slot is loaded."""
         record, offset = entry.record, self.files.queue_offset
-        place = self.placing.place(record, write_ms) if record is not None else None
-        if record is None or place is None:
+        assigned = self.placing.assign_slot(record, write_ms) if record is not None else None
+        if record is None or assigned is None:
             what = "its record is missing" if record is None else "it has no valid time"
             log.error(
                 "cannot deliver timed message %d, at position %d: %s", offset, entry.position, what
             )
             return
 
-        slot_ms, magic = place
-        stored_ms = self.placing.stored_ms(record, slot_ms)
+        slot_ms, magic = assigned
+        stored_ms = self.placing.stored_at_ms(record, slot_ms)
         self._indexed_until_ms = max(self._indexed_until_ms, stored_ms)
         is_old = offset < self._rebuild_end
         if is_old and slot_ms < self._rebuild_ms:
@@ -279,10 +279,10 @@ class Timers:
 
     def _add_to_wheel(self, record: Record, slot_ms: int, magic: int, write_ms: int) -> None:
         """Add a unit for a message to a slot. Count the message unless it is a recall marker."""
-        name = decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
-        if not magic & DELETE:
+        name = decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
+        if not magic & MAGIC_DELETE:
             self._add_count(name, 1)
-        self.files.add(
+        self.files.add_unit(
             slot_ms, magic, write_ms, record.physical_offset, record.size_bytes, tag_code(name)
         )
 
@@ -306,29 +306,29 @@ class Timers:
         Without its record, the message is due when the slot is over. `is_old` says that the last
         checkpoint before the start knew the message, and that it may have been delivered then.
         """
-        if magic & DELETE and not magic & ROLL:
-            key = value_of(record.properties, DELETES) if record is not None else None
+        if magic & MAGIC_DELETE and not magic & MAGIC_ROLL:
+            key = value_of(record.properties, TIMER_DELETES_KEY) if record is not None else None
             if key is not None:
                 self._recalled_keys.setdefault(slot_ms, set()).add(key)
             return
 
         table, due_ms = self.due_table, slot_ms + self._precision_ms
-        if magic & ROLL:
+        if magic & MAGIC_ROLL:
             if is_old and slot_ms < self._checkpoint_done_ms:
                 return
             table, due_ms = self._roll_table, slot_ms + 1
         elif record is not None:
-            due_ms = max(self.placing.due_ms(record), slot_ms + 1)
-        if is_old and due_ms <= self._checkpoint_done_ms and not magic & ROLL:
+            due_ms = max(self.placing.compute_due_ms(record), slot_ms + 1)
+        if is_old and due_ms <= self._checkpoint_done_ms and not magic & MAGIC_ROLL:
             return
-        message = Overdue(position, slot_ms, due_ms, magic, has_unit=True)
+        message = OverdueMessage(position, slot_ms, due_ms, magic, has_unit=True)
         floor = self._delivery_floor if is_old else position
         if record is None or not self._defer_overdue(record, message, floor):
             table.add(due_ms, position)
 
     # --- messages that may be delivered already
 
-    def _defer_overdue(self, record: Record, message: Overdue, floor: int) -> bool:
+    def _defer_overdue(self, record: Record, message: OverdueMessage, floor: int) -> bool:
         """Let a message wait if it may be delivered already. Return whether it waits.
 
         Its delivery would be in the log behind `floor`. A message of a topic with a gate does not
@@ -339,11 +339,11 @@ class Timers:
             overdue is None
             or message.due_ms > self._doubt_until_ms
             or message.position >= self._doubt_log_end
-            or decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
+            or decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
             in self._redelivery.gates
         ):
             return False
-        overdue.add(record, message, floor, is_roll=bool(message.magic & ROLL))
+        overdue.add(record, message, floor, is_roll=bool(message.magic & MAGIC_ROLL))
         return True
 
     def _defer_unindexed(self, entry: QueueEntry, record: Record, slot_ms: int, magic: int) -> bool:
@@ -353,15 +353,15 @@ class Timers:
         """
         if self._overdue is None or entry.position >= self._doubt_log_end:
             return False
-        if magic & DELETE and not magic & ROLL:
-            self._late_recalled_keys.add(value_of(record.properties, DELETES) or b"")
+        if magic & MAGIC_DELETE and not magic & MAGIC_ROLL:
+            self._late_recalled_keys.add(value_of(record.properties, TIMER_DELETES_KEY) or b"")
             return True
         gate = self._redelivery.gates.get(
-            decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
+            decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
         )
         if gate is not None:
             return gate(record) is None
-        message = Overdue(entry.position, slot_ms, slot_ms + 1, magic, has_unit=False)
+        message = OverdueMessage(entry.position, slot_ms, slot_ms + 1, magic, has_unit=False)
         return self._defer_overdue(record, message, entry.position)
 
     @property
@@ -378,7 +378,9 @@ class Timers:
     def _has_overdue(self) -> bool:
         """Whether overdue messages wait until their delivery has been searched."""
         overdue = self._overdue
-        return (overdue is not None and overdue.count > 0) or self._overdue_check is not None
+        return (
+            overdue is not None and overdue.waiting_count > 0
+        ) or self._overdue_check is not None
 
     @property
     def _can_check_overdue(self) -> bool:
@@ -389,7 +391,7 @@ class Timers:
         overdue = self._overdue
         if self._overdue_check is not None:
             return True
-        if overdue is None or not overdue.count:
+        if overdue is None or not overdue.waiting_count:
             return False
         is_complete = (
             self._loading is None and not self.unindexed_count and not self._lacks_start_queue
@@ -404,7 +406,7 @@ class Timers:
         if self._overdue_check is None:
             if not self._can_check_overdue:
                 return
-            self._overdue_check = overdue.settle()
+            self._overdue_check = overdue.find_undelivered()
         try:
             while not work.is_over:
                 next(self._overdue_check)
@@ -414,7 +416,7 @@ class Timers:
             for message in end.value:
                 self._add_undelivered(message)
 
-    def _add_undelivered(self, message: Overdue) -> None:
+    def _add_undelivered(self, message: OverdueMessage) -> None:
         """Add an overdue message that was not delivered before the start to its table.
 
         A message that was recalled, or whose topic was deleted, is dropped.
@@ -422,8 +424,8 @@ class Timers:
         record = self._read_timed_message(message.position, message.due_ms)
         if record is None:
             return
-        topic = decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
-        is_roll = bool(message.magic & ROLL)
+        topic = decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
+        is_roll = bool(message.magic & MAGIC_ROLL)
         if not self._store.is_record_live(topic, self._delivery_floor or message.position):
             log.info("skipped a timed message of topic %s, which was deleted", topic)
             return
@@ -461,7 +463,7 @@ class Timers:
         """Load the slots before `until_ms`. Yields after each step."""
         begin_ms, self._loaded_end_ms = self._loaded_end_ms, until_ms
         end = self.files.log.end  # the messages of later units are added to the tables at once
-        for slot_ms in self.files.wheel.occupied(begin_ms, until_ms):
+        for slot_ms in self.files.wheel.iter_occupied_ms(begin_ms, until_ms):
             self._load_done_ms = slot_ms
             yield from self._load_slot(slot_ms, end)
             if self._damage_reason:
@@ -475,14 +477,16 @@ class Timers:
         """
         positions, magics = array("q"), array("b")
         slot = self.files.wheel.get(slot_ms)
-        for unit_position, unit in self.files.chain(slot_ms, NONE if slot is None else slot.last):
+        for unit_position, unit in self.files.iter_chain(
+            slot_ms, NO_UNIT if slot is None else slot.last_unit
+        ):
             if unit is None:
                 reason = f"the timer log is damaged at the slot {slot_ms} ms"
                 self._note_damage(reason, slot_ms + 1)
                 return
             if unit_position < end:
                 positions.append(unit.position)
-                magics.append(unit.magic & (ROLL | DELETE))
+                magics.append(unit.magic & (MAGIC_ROLL | MAGIC_DELETE))
                 if len(positions) % _STEP_UNITS == 0:
                     yield
 
@@ -493,12 +497,14 @@ class Timers:
         if is_over:
             # All messages are due, so their exact times, and their records, are not needed.
             self._inexact_until_ms = max(self._inexact_until_ms, slot_ms + self._precision_ms)
-        markers = [i for i, magic in enumerate(magics) if magic == DELETE] if any(magics) else []
+        markers = (
+            [i for i, magic in enumerate(magics) if magic == MAGIC_DELETE] if any(magics) else []
+        )
         for number, index in enumerate(chain(markers, reversed(range(len(positions))))):
             position, record = positions[index], None
             if number < len(markers) or not is_over:
                 record = read_record(self._store.committed_record_at(position))
-            is_old = position < self.files.old_end
+            is_old = position < self.files.log_end_at_start
             self._add_to_table(slot_ms, position, magics[index], record, is_old=is_old)
             if number % _CHUNK == 0:
                 yield
@@ -555,11 +561,11 @@ class Timers:
         if record is None:
             return
         recalled = self._recalled_keys and self._recalled_keys.get(
-            slot_of(due_ms, self._precision_ms)
+            slot_for_due_time(due_ms, self._precision_ms)
         )
         if recalled and recall_key(record.properties) in recalled:
             self.recalled_count += 1
-            name = value_of(record.properties, REAL_TOPIC) or b""
+            name = value_of(record.properties, REAL_TOPIC_KEY) or b""
             self._unconfirmed_topics.append(decode_topic_name(name))
             return
         enqueued = b"TIMER_ENQUEUE_MS\x01%d\x02" % self._slot_start(record.store_time_ms)
@@ -596,7 +602,7 @@ class Timers:
         if TIMER_DELETES not in properties:
             self._unconfirmed_topics.append(properties.get("REAL_TOPIC", ""))
         times = natural(properties.get("TIMER_ROLL_TIMES", "0")) or 0
-        wall_due_ms = self.placing.due_ms(record) - self._clock.lead_ms
+        wall_due_ms = self.placing.compute_due_ms(record) - self._clock.lead_ms
         properties["TIMER_DELIVER_MS"] = str(wall_due_ms)
         properties["TIMER_ROLL_TIMES"] = str(times + 1)
         properties["TIMER_ENQUEUE_MS"] = str(self._slot_start(record.store_time_ms))
@@ -635,7 +641,7 @@ class Timers:
             self._rebuild_now()
         limit_ms = min(now_ms, self._load_done_ms)
         if next_ms is not None:
-            limit_ms = min(limit_ms, slot_of(next_ms, self._precision_ms))
+            limit_ms = min(limit_ms, slot_for_due_time(next_ms, self._precision_ms))
         if limit_ms > self.read_ms and not self._is_doubtful:
             self.read_ms = limit_ms
             while self._late_slots and self._late_slots[0][0] < limit_ms:
@@ -709,10 +715,10 @@ class Timers:
             # the slot. Its own time may be any of the slot, so nothing of the slot counts as done.
             is_exact = next_ms > self._inexact_until_ms
             done_ms = min(
-                done_ms, next_ms - 1 if is_exact else slot_of(next_ms, self._precision_ms)
+                done_ms, next_ms - 1 if is_exact else slot_for_due_time(next_ms, self._precision_ms)
             )
         if self._damage_reason:
-            done_ms = min(done_ms, slot_of(self._damage_due_ms, self._precision_ms))
+            done_ms = min(done_ms, slot_for_due_time(self._damage_due_ms, self._precision_ms))
         return done_ms
 
     def save(self, *, is_last: bool = False) -> Generator[Callable[[], None]]:
@@ -757,7 +763,7 @@ class Timers:
         if entry is not None and entry.record is not None:
             slot_ms = self.read_ms - self._precision_ms
             size_bytes = entry.record.size_bytes
-            self.files.add(slot_ms, DEFAULT, self.read_ms, entry.position, size_bytes, 0)
+            self.files.add_unit(slot_ms, MAGIC_DEFAULT, self.read_ms, entry.position, size_bytes, 0)
 
     def seal(self) -> None:
         """Mark the files as trustworthy for the next start. Blocking. Raises OSError.

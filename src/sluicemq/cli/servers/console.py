@@ -97,7 +97,7 @@ def console(
             fix=install_extra("console"),
         ) from error
     from sluicemq.client.aio.sluice import Sluice  # noqa: PLC0415 - not for `--help`
-    from sluicemq.console.audit import Audit  # noqa: PLC0415 - as above
+    from sluicemq.console.audit import AuditLog  # noqa: PLC0415 - as above
 
     def connect(credentials: tuple[str, str] | None) -> Sluice:
         return Sluice(
@@ -110,12 +110,12 @@ def console(
         web_console = app.Console(
             connect,
             Accounts(path or default_accounts_path()),
-            audit=Audit(SYSTEM_CLOCK, audit or ""),
+            audit=AuditLog(SYSTEM_CLOCK, audit or ""),
             is_read_only=read_only,
             pipelines=pipelines,
             proxies=proxies,
         )
-        link = await stack.enter_async_context(serve.serving(web_console, host, port))
+        link = await stack.enter_async_context(serve.run_server(web_console, host, port))
         return f"console={link}"
 
     run_servers(start)
@@ -150,7 +150,7 @@ def add(name: str, role: str, secret_stdin: bool, path: str | None) -> None:
         else click.prompt("Secret", hide_input=True, confirmation_prompt=True)
     )
     accounts = Accounts(path or default_accounts_path())
-    accounts.add(name, secret, Role.of(role))
+    accounts.add(name, secret, Role.parse(role))
     click.echo(f"Account {name} has the role {role}. It is stored in {accounts.path}.")
 
 
@@ -159,7 +159,7 @@ def add(name: str, role: str, secret_stdin: bool, path: str | None) -> None:
 @json_option
 def list_accounts(path: str | None, as_json: bool) -> None:
     """List the names and roles of the accounts."""
-    known = Accounts(path or default_accounts_path()).all().values()
+    known = Accounts(path or default_accounts_path()).load().values()
     records: list[dict[str, Any]] = [
         {"name": one.name, "role": one.role.name.lower()} for one in known
     ]

@@ -11,7 +11,7 @@ import click
 from sluicemq.cli.output import Access, client_options
 from sluicemq.cli.servers.console import accounts_option, default_accounts_path
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.console.accounts import LOOPBACKS, NAME_LENGTH_MAX, Accounts, check_listening
+from sluicemq.console.accounts import LOOPBACKS, NAME_LENGTH_MAX, Accounts, require_accounts
 from sluicemq.console.sessions import Throttle
 from sluicemq.errors import ConfigurationError, install_extra
 
@@ -63,7 +63,7 @@ def mcp(access: Access, http: bool, host: str, port: int, path: str | None) -> N
     from sluicemq.console.http_limits import BoundedBody, uvicorn_options  # noqa: PLC0415 - imports uvicorn
 
     accounts = Accounts(path or default_accounts_path())
-    check_listening(accounts, host, "sluice mcp")
+    require_accounts(accounts, host, "sluice mcp")
     inner = server.streamable_http_app(host=host, stateless_http=True)
     app = BasicAuthentication(BoundedBody(inner), accounts, is_open=host in LOOPBACKS)
     click.echo(f"ready mcp=http://{host}:{port}/mcp")
@@ -115,7 +115,7 @@ class BasicAuthentication:
 
     async def _status(self, headers: dict[bytes, bytes], address: str) -> int:
         """Return 200 if the client may proceed, 401 if it must sign in, 429 if it must wait."""
-        if self._is_open and not self._accounts.all():
+        if self._is_open and not self._accounts.load():
             return 200
         name, secret = parse_basic_credentials(headers)
         if not name or len(name) > NAME_LENGTH_MAX:
@@ -124,10 +124,10 @@ class BasicAuthentication:
             if self._throttle.wait_s(name, address) > 0:
                 return 429
             # Counted as failed before the check, because another check may run at the same time.
-            self._throttle.failed(name, address)
-            if await asyncio.to_thread(self._accounts.check, name, secret) is None:
+            self._throttle.add_failure(name, address)
+            if await asyncio.to_thread(self._accounts.authenticate, name, secret) is None:
                 return 401
-            self._throttle.succeeded(name, address)
+            self._throttle.add_success(name, address)
             return 200
 
 

@@ -1,18 +1,22 @@
-"""Consuming in order: one message of a queue at a time, by the one client that has its lease.
+"""Consume in order: one message of a queue at a time, by the one client that has its queue lock.
 
-    broker  --41-->  Leases           who may read a queue
-                     OrderedReaders   lock, then look where the group stands, then read; on the way
-                                      out: finish, commit, unlock
-                     OrderedFeed      a lane a queue: its next message leaves when the last one is
-                                      acknowledged, or comes first again after a rest
+    broker  --LOCK_BATCH_MQ (41)-->  QueueLocks
+                                     which queues this client may read
+                                     OrderedReaders
+                                     lock a queue, find its start offset, read it; at the end
+                                     wait for its handler, commit, unlock
 
-A broker gives a queue of a group to one client for 60 s. We ask again every 20 s, and hand nothing
-out when the last confirmation was asked for more than 30 s ago: another client cannot have the
-queue before its 60 s are over, by whichever clock. A broker that says no means that the queue is
-lost; one that does not answer is asked again every second.
+`OrderedPrefetchBuffer` hands out one message of each queue at a time. A message whose handler fails
+is the next one of its queue again, after a pause.
 
-A lease that is lost stops its lane at once: nothing more is handed out or committed. The handler
-that still runs is waited for before this process reads the queue again.
+A broker gives a queue of a group to one client for a lease of 60 seconds. This client renews its
+leases every 20 seconds. It hands out no messages of a queue if it requested the last confirmed
+lease more than 30 seconds ago, so whichever clock is used, no other client can have the queue
+before this one has stopped. If the broker refuses a lease, the queue is lost. If the broker does
+not respond, the client asks again every second.
+
+When a lease is lost, its queue stops at once: no more messages are handed out and no offset is
+committed. This client reads the queue again only after the running handler has ended.
 """
 
 import asyncio
@@ -40,19 +44,23 @@ from sluicemq.wire.bodies import decode_locked_queues
 
 _log = logging.getLogger("sluicemq.client")
 HANDLER_WAIT_S: Final = 5.0
-"""How long closing waits for a handler that still runs."""
+"""How many seconds closing waits for handlers that still run."""
 LEASE_S: Final = 60.0
-"""How long a broker keeps a queue for its client (spec/remoting.md §15)."""
+"""How many seconds a broker keeps a queue for its client (spec/remoting.md §15)."""
 TRUSTED_S: Final = 30.0
+"""How many seconds after its request a lease is trusted."""
 RENEW_PERIOD_S: Final = 20.0
+"""The interval in seconds at which leases are renewed."""
 RENEW_RETRY_S: Final = 1.0
+"""The interval in seconds at which leases are renewed while a broker does not respond."""
 
 
 class QueueLocks:
-    """The leases of one group in this process.
+    """The queue locks of one group in this client.
 
-    `on_lost(queue)` is called when another client has it, or may have had it; `on_held(queue)` when
-    a lease that was not trusted any more is confirmed again.
+    `on_lost(queue)` is called when another client has the queue, or may have had it.
+    `on_confirmed(queue)` is called when the broker confirms a lease that had not been trusted any
+    more.
     """
 
     def __init__(
@@ -70,9 +78,11 @@ class QueueLocks:
         self._on_lost = on_lost
         self._on_confirmed = on_confirmed
         self._requested_s: dict[MessageQueue, float] = {}
+        """Maps a locked queue to when its last confirmed lease was requested, in monotonic seconds.
+        """
 
     def is_held(self, queue: MessageQueue) -> bool:
-        """May messages of the queue be handed out now?"""
+        """Return whether messages of the queue may be handed out now."""
         requested_s = self._requested_s.get(queue)
         return requested_s is not None and self._now_s() - requested_s < TRUSTED_S
 
@@ -80,12 +90,15 @@ class QueueLocks:
         return self._cluster.clock.monotonic_s()
 
     async def acquire(self, queue: MessageQueue) -> bool:
-        """Takes a queue; False when another client has it. Raises SluiceError."""
+        """Lock a queue.
+
+        Return False if another client has it. Raises SluiceError if the request fails.
+        """
         requested_s = self._now_s()
         try:
             held = await self._lock([queue])
         except asyncio.CancelledError:
-            await run_to_end(self._unlock(queue))  # the broker may have given it
+            await run_to_end(self._unlock(queue))  # the broker may have granted it
             raise
         if queue not in held:
             return False
@@ -93,23 +106,26 @@ class QueueLocks:
         return True
 
     async def _lock(self, queues: list[MessageQueue]) -> tuple[MessageQueue, ...]:
-        """Queues of one broker -> those of them that we hold now."""
+        """Request leases of queues of one broker, and return those queues that were granted."""
         command = requests.lock_queues(self._group, self._client_id, queues)
         return decode_locked_queues((await self._cluster.ask_master(queues[0], command)).body)
 
     async def release(self, queue: MessageQueue) -> None:
-        """Give a queue back, so that another member can have it. A broker that is away forgets the
-        lease by itself."""
+        """Unlock a queue, so that another member can have it.
+
+        If the broker does not respond, the lease expires by itself.
+        """
         if self._requested_s.pop(queue, None) is not None:
             await self._unlock(queue)
 
     async def _unlock(self, queue: MessageQueue) -> None:
+        """Send the request to unlock a queue, and ignore errors."""
         with contextlib.suppress(SluiceError):
             command = requests.unlock_queues(self._group, self._client_id, [queue])
             await self._cluster.ask_master(queue, command)
 
     async def renew(self) -> bool:
-        """Asks for all of them again; False when a broker did not answer."""
+        """Renew all leases. Return False if a broker did not respond."""
         by_broker: dict[str, list[MessageQueue]] = {}
         for queue in self._requested_s:
             by_broker.setdefault(queue.broker, []).append(queue)
@@ -117,58 +133,73 @@ class QueueLocks:
         return all(outcomes)
 
     async def _renew(self, item: tuple[str, Iterable[MessageQueue]]) -> bool:
+        """Renew the leases of one broker, given as (broker, queues). Return False if that fails."""
         broker, queues = item[0], sorted(item[1])
         requested_s = self._now_s()
         try:
             held = set(await self._lock(queues))
         except SluiceError as error:
-            _log.debug("leases of %s at %s are not renewed: %s", self._group, broker, error)
+            _log.debug(
+                "the leases of group %s at %s were not renewed: %s", self._group, broker, error
+            )
             return False
         for queue in held - self._requested_s.keys():
-            await self._unlock(queue)  # it was given back meanwhile, and locked again by us
+            await self._unlock(queue)  # it was released meanwhile, and this request locked it again
         lost = []
         for queue in [queue for queue in queues if queue in self._requested_s]:
             age_s = requested_s - self._requested_s[queue]
             if queue in held and age_s < LEASE_S:
-                was_held = self.is_held(queue)  # just before the answer, not when it was asked for
+                was_held = self.is_held(queue)  # as of now, not as of the request
                 self._requested_s[queue] = requested_s
                 if not was_held:
                     self._on_confirmed(queue)
-            else:  # not ours, or ours again after a time in which another one may have had it
+            else:  # refused, or granted after a gap in which another client may have had it
                 del self._requested_s[queue]
                 lost.append(queue)
         if lost:
             _log.warning(
                 "group %s: the lock of %s%s is lost; its messages go to another member",
-                self._group, lost[0], f" and of {len(lost) - 1} more queues" if lost[1:] else "",
-            )  # fmt: skip
+                self._group,
+                lost[0],
+                f" and of {len(lost) - 1} more queues" if lost[1:] else "",
+            )
         for queue in lost:
             self._on_lost(queue)
         return True
 
     async def renew_forever(self) -> None:
-        """Every 20 s; every second while a broker does not answer."""
-        is_done = True
+        """Renew all leases periodically until the task is cancelled."""
+        is_renewed = True
         while True:
-            await asyncio.sleep(RENEW_PERIOD_S if is_done else RENEW_RETRY_S)
-            is_done = await self.renew()
+            await asyncio.sleep(RENEW_PERIOD_S if is_renewed else RENEW_RETRY_S)
+            is_renewed = await self.renew()
 
 
 class OrderedReader(QueueReader):
-    """Reads one queue under its lease; `leases` None: nobody is kept out (broadcasting)."""
+    """Reads one queue under its queue lock.
 
-    def __init__(self, *reader: Any, locks: QueueLocks | None) -> None:
-        super().__init__(*reader)
+    `locks` None means that other clients read the queue as well (a broadcasting group).
+    `is_retiring` says that the reader hands out no more messages.
+    """
+
+    def __init__(self, *arguments: Any, locks: QueueLocks | None) -> None:
+        super().__init__(*arguments)
         self.is_retiring: bool = False
         self._locks = locks
         self._all_returned = asyncio.Event()
+        """Set when no message of the queue is handed out."""
 
     @property
     def may_commit(self) -> bool:
+        """Whether acknowledgements may be committed now: this client holds the queue lock."""
         return self._locks is None or self._locks.is_held(self.queue)
 
     @property
     def may_hand_out(self) -> bool:
+        """Whether messages may be handed out now.
+
+        That requires the queue lock, and a reader that is not retiring.
+        """
         return not self.is_retiring and self.may_commit
 
     def ack_many(self, messages: list[ReceivedMessage]) -> int:
@@ -181,7 +212,7 @@ class OrderedReader(QueueReader):
         self._offer_next()
 
     def _offer_next(self) -> None:
-        """The next message may leave when nothing is out."""
+        """Let a consumer take the next message of the queue, if no other one is handed out."""
         if not self.handed_out:
             self._all_returned.set()
         self.buffer.offer_next(self)
@@ -189,28 +220,36 @@ class OrderedReader(QueueReader):
     async def reject(
         self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
     ) -> bool:
-        """It comes again before any other of its queue; when there were enough retries (or
-        `delay_level` is -1) it becomes a dead letter. Never raises: what cannot be stored as a dead
-        letter comes again here."""
+        """Make the message the next one of its queue again, after `suspend_s` seconds.
+
+        If it was retried the maximum number of times, or `delay_level` is -1, store it as a dead
+        letter instead. `suspend_s` and `delay_level` of None mean those of the group's options.
+        Return False if the message no longer counts. Never raises: a message that cannot be stored
+        as a dead letter is retried like others.
+        """
         if not message.is_current:
             self.mark_returned(message)
             return False
         rules = self._options.retry
         level = rules.delay_level if delay_level is None else delay_level
-        times = retry_count(message.record) + message.attempt - 1
-        times_max = ORDERED_RETRIES_MAX if rules.retries_max is None else rules.retries_max
-        if level <= DEAD_LETTER_LEVEL or times >= times_max:
+        retries = retry_count(message.record) + message.attempt - 1
+        retries_max = ORDERED_RETRIES_MAX if rules.retries_max is None else rules.retries_max
+        if level <= DEAD_LETTER_LEVEL or retries >= retries_max:
             if self._context.retry_sender is None:
                 _log.warning("%s is dropped: this consumer has no dead letters", message)
                 return self.ack(message)
             try:
-                await self._context.retry_sender.send_retry_message(message.record, times, level)
+                await self._context.retry_sender.send_retry_message(message.record, retries, level)
             except SluiceError as error:
                 self._cluster.directory.log_failure(
-                    error, self.queue, f"dead letters of {self.group}",
-                    "group %s: %s could not be stored as a dead letter, its queue waits: %s",
-                    self.group, message, error,
-                )  # fmt: skip
+                    error,
+                    self.queue,
+                    f"dead letters of {self.group}",
+                    "group %s: %s could not be stored as a dead letter and blocks its queue: %s",
+                    self.group,
+                    message,
+                    error,
+                )
             else:
                 return self.ack(message)
         message.attempt += 1
@@ -219,7 +258,7 @@ class OrderedReader(QueueReader):
         return True
 
     async def wait_until_returned(self) -> None:
-        """Hands nothing out any more; returns when nothing is out."""
+        """Hand out no more messages, and wait until none is handed out."""
         self.is_retiring = True
         while self.handed_out:
             self._all_returned.clear()
@@ -232,18 +271,28 @@ class OrderedReaders(Readers):
     def __init__(
         self, context: ReaderContext, client_id: str, on_change: Callable[[], None]
     ) -> None:
+        """Create the readers.
+
+        `on_change()` is called when this client has lost or finished a queue.
+        """
         super().__init__(context)
         self._on_change = on_change
         self._retiring: dict[MessageQueue, tuple[OrderedReader, asyncio.Task[None]]] = {}
+        """Maps a queue that is not read any more to (its reader, the task that finishes it)."""
         self._renewal: SupervisedTask | None = None
         self.locks: QueueLocks | None = None
+        """The queue locks, None in a broadcasting group."""
 
-        def resume(queue: MessageQueue) -> None:
+        def offer_next(queue: MessageQueue) -> None:
+            """Let a consumer take the next message of a queue."""
             if queue in self._readers:
                 self._readers[queue].buffer.offer_next(self._readers[queue])
 
-        def lose(queue: MessageQueue) -> None:
-            """Another client has the queue: neither hand out nor commit."""
+        def stop_lost(queue: MessageQueue) -> None:
+            """Stop reading a queue whose lock is lost.
+
+            Nothing of it is handed out or committed any more.
+            """
             if queue in self._readers:
                 reader = self._stop_reader(queue)
                 reader.discard_pulled(reader.in_flight.committable)
@@ -255,8 +304,8 @@ class OrderedReaders(Readers):
                 context.cluster,
                 client_id,
                 context.group,
-                on_lost=lose,
-                on_confirmed=resume,
+                on_lost=stop_lost,
+                on_confirmed=offer_next,
             )
         self._make_reader = partial(OrderedReader, locks=self.locks)
 
@@ -268,7 +317,12 @@ class OrderedReaders(Readers):
         *,
         is_new: bool = False,
     ) -> bool:
-        """Locks the queue, then starts where the group stands: whoever had it has committed."""
+        """Lock a queue and start to read it. Return False if another client has the lock.
+
+        Find the start offset after locking: the previous owner commits before it unlocks the queue.
+        Also return False while this client finishes an earlier reader of the queue. Raises
+        SluiceError if a request fails.
+        """
         locks = self.locks
         if queue in self._retiring:
             return False
@@ -287,6 +341,7 @@ class OrderedReaders(Readers):
             raise
 
     def _stop_reader(self, queue: MessageQueue) -> OrderedReader:
+        """Stop pulling from a queue and return its reader."""
         reader, task = self._readers.pop(queue), self._reader_tasks.pop(queue)
         task.cancel()
         self._past_identities[queue] = reader.identity, self._recreation_counts[queue.topic]
@@ -294,15 +349,25 @@ class OrderedReaders(Readers):
         return reader
 
     async def remove(self, queue: MessageQueue) -> None:
-        """Stops reading; the lock goes when the message that is out is done and committed."""
+        """Stop reading a queue.
+
+        Unlock it when its running handler has ended and the offset is committed.
+        """
         self._retire(queue, self._stop_reader(queue), owns_lock=True)
         await asyncio.sleep(0)
 
     def all_readers(self) -> list[QueueReader]:
-        """Also those that finish their last message: they commit afterwards."""
+        """Return every reader that may still commit offsets.
+
+        That includes readers of removed queues whose handler still runs.
+        """
         return [*super().all_readers(), *(reader for reader, _ in self._retiring.values())]
 
     def _retire(self, queue: MessageQueue, reader: OrderedReader, *, owns_lock: bool) -> None:
+        """Finish a reader in a task of its own, after its running handler has ended.
+
+        With `owns_lock`, commit its offset and unlock the queue.
+        """
         reader.is_retiring = True
 
         async def finish() -> None:
@@ -323,8 +388,11 @@ class OrderedReaders(Readers):
         task.add_done_callback(lambda _: self._retiring.pop(queue, None))
 
     async def close(self) -> None:
-        """Finishes every queue. One whose handler does not end in time is committed as it is and
-        keeps its lock until that expires, so that nobody reads beside the handler."""
+        """Finish all queues, and wait up to `HANDLER_WAIT_S` seconds for their handlers.
+
+        The offset of a queue whose handler still runs then is committed as it is. Its lock stays
+        until the lease expires, so that no other client processes messages beside that handler.
+        """
         for queue in list(self._readers):
             self._retire(queue, self._stop_reader(queue), owns_lock=True)
         try:

@@ -23,7 +23,8 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypedDict, TypeVar,
 from sluicemq.client.aio.broker_requests import BrokerRequests
 from sluicemq.client.aio.cluster import Admin, Cluster
 from sluicemq.client.aio.consumer import Handler, MessageStream, PushConsumer
-from sluicemq.client.aio.members import Member, Memberships
+from sluicemq.client.aio.members import Member
+from sluicemq.client.aio.memberships import Memberships
 from sluicemq.client.aio.offsets import DEFAULT_INSTANCE, OffsetFiles
 from sluicemq.client.aio.producer import (
     CloseReport,
@@ -196,6 +197,7 @@ class Sluice:
             )
         network = with_tls(network, Tls.resolve(tls))
         self.client_id: str = client_id or make_client_id(clock)
+        """The name by which brokers know this client."""
         self.cluster: Cluster = Cluster(
             name_servers or default_name_servers(),
             credentials=credentials,
@@ -204,6 +206,7 @@ class Sluice:
             client_id=self.client_id,
             rng=rng,
         )
+        """The connections and routes of this client. For internal use."""
         self._heartbeat_thread = HeartbeatThread(
             self.client_id,
             credentials=self.cluster.credentials,
@@ -234,6 +237,7 @@ class Sluice:
         self.cluster.directory.on_route_change = self._on_route_change
         self.cluster.on_moved = on_moved
         self.admin: Admin = Admin(self.cluster)
+        """Administration of the cluster: topics, groups, offsets, messages."""
         self._producer_group = producer_group
         self._send_timeout_ms = send_timeout_ms
         self._trace_writer: TraceWriter | None = None
@@ -565,6 +569,7 @@ class Sluice:
                 one.closing.hurry()
 
     async def _close(self) -> CloseReport:
+        """Close everything in order; `close` calls it once."""
         reports: list[CloseReport] = []
 
         async def close_producer(producer: Producer) -> None:
@@ -597,6 +602,7 @@ class Sluice:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        """Close the client."""
         await self.close()
 
     def __repr__(self) -> str:

@@ -76,7 +76,7 @@ _log = logging.getLogger("sluicemq.client")
 P = ParamSpec("P")
 T = TypeVar("T")
 _TRACE_CLOSE_S: Final = 3.0
-"""How long closing a producer may take to write the last trace records."""
+"""The maximum time for writing the last trace records when a producer is closed."""
 
 
 def sender_method(
@@ -197,9 +197,9 @@ class Producer(Cluster):
     ) -> StoredMessage:
         """Send a message, and return the reply of the consumer that receives it.
 
-        `timeout_s` limits the time for sending and for the reply, in seconds. `options` are the
-        options of a message, as those of `send`. Raises what every send raises, and
-        RequestTimeoutError if no reply arrives in time; its text says whether the request is
+        The reply must arrive within `timeout_s` seconds, counted from the start of the call.
+        `options` are the options of a message, as those of `send`. Raises what every send raises,
+        and RequestTimeoutError if no reply arrives in time; its text says whether the request is
         stored. A reply that arrives later is dropped.
         """
         check_number("timeout_s", timeout_s, 0.001, whole=False)

@@ -73,7 +73,7 @@ def test_the_same_message_may_be_what_an_expression_says(
         write_table(
             spark, connection, table="other", key="properties['nothing']", columns=NUMBER, **where
         )
-    with pytest.raises(ConfigurationError, match=r"there is no table 'third'.*create: true"):
+    with pytest.raises(ConfigurationError, match=r"the table 'third' does not exist.*create: true"):
         write_table(spark, connection, table="third", create=False, **where)
 
 

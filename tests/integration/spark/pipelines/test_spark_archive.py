@@ -148,7 +148,7 @@ def test_what_cannot_be_archived_is_said(
         run.write_text(json.dumps(known))
 
     pretend(99)
-    with pytest.raises(ConfigurationError, match="made anew, or messages were lost"):
+    with pytest.raises(ConfigurationError, match="created again, or messages were lost"):
         archive(spark, connection, path=path, topics=[topic], say=quiet)
     pretend(-3)  # offsets -3 to -1 were deleted before anybody archived them
     with pytest.raises(OffsetOutOfRangeError, match=r"3 messages were deleted.*on_gap: note"):
@@ -184,7 +184,7 @@ def test_a_replay_brings_back_what_was_asked_for_once_also_after_a_kill(
         map(str, wanted.select(*names).collect())
     )
     assert replay(spark, connection, **options).figures["rows"] == 0
-    with pytest.raises(ConfigurationError, match="was begun with where="):
+    with pytest.raises(ConfigurationError, match="was started with where="):
         replay(spark, connection, **options | {"where": "tags = 'A'"})
 
 
@@ -200,7 +200,7 @@ def test_of_two_runs_at_once_the_second_to_commit_keeps_nothing(spark: Any, tmp_
         made.append(ArchiveRun(number, "now", (), {}, {}, 1, False, files, staging))
     ArchiveRuns(folder).recover()  # a third that begins takes nothing away from them
     runs[1].commit(made[1])
-    with pytest.raises(ConfigurationError, match="another run has archived into"):
+    with pytest.raises(ConfigurationError, match="another run has archived to"):
         runs[0].commit(made[0])
     assert ArchiveRuns(folder).last == made[1]
     assert [path.name for path in (tmp_path / "archive" / "day=1").glob("*.parquet")] == [

@@ -35,7 +35,7 @@ async def test_a_cut_client_knows_nothing_and_changes_nothing(
     service: MemoryConsensus, mine: MemoryClient
 ) -> None:
     mine.is_disconnected = True
-    with pytest.raises(ConsensusError, match="not answered"):
+    with pytest.raises(ConsensusError, match="did not respond"):
         await mine.swap([Swap("a", b"1")])
     assert not service.entries
 
