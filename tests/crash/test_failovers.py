@@ -116,7 +116,9 @@ def test_offsets_are_never_behind_the_log_after_a_failover_that_lost_some() -> N
     core.offsets.put("G", "T", 0, 9)
     core.offsets.document.save()
     slave.pump_state()
-    assert slave.applier.waits_for is not None, "it is said of a log that the slave does not have"
+    assert slave.applier.next_log_end is not None, (
+        "it is said of a log that the slave does not have"
+    )
     after = fail_over(broker)
     assert after.core.offsets.committed("G", "T", 0) == 2
     assert bodies(after) == [b"0", b"1", b"2"]
@@ -239,7 +241,7 @@ def test_every_table_is_among_what_is_mirrored_and_is_the_same_there() -> None:
     for document in core.documents:
         assert slave.places.name_of(document.path) is not None, document.path
         assert slave.disk.content(document.path) == broker.files.content(document.path)
-    names = dict(slave.places.walk(broker.files))
-    assert names.keys() == dict(slave.places.walk(slave.disk)).keys()
+    names = dict(slave.places.find_files(broker.files))
+    assert names.keys() == dict(slave.places.find_files(slave.disk)).keys()
     for path in names.values():
         assert slave.disk.content(path) == broker.files.content(path), path

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "sluicemq"
 
 REWRITTEN: tuple[str, ...] = (
+    "__init__.py",
     "acl",
     "broker/__init__.py",
     "broker/acting_master.py",
@@ -31,6 +32,7 @@ REWRITTEN: tuple[str, ...] = (
     "broker/pop",
     "broker/produce",
     "broker/registration.py",
+    "broker/replication",
     "broker/server.py",
     "broker/settings.py",
     "broker/state.py",
@@ -39,8 +41,10 @@ REWRITTEN: tuple[str, ...] = (
     "broker/trial.py",
     "broker/waiting",
     "cli",
+    "client/__init__.py",
     "client/admin",
     "client/affinity.py",
+    "client/aio",
     "client/core",
     "client/heartbeat_thread.py",
     "client/idempotence.py",

@@ -13,7 +13,7 @@ write per connection:
   never stored, and their answers become errors.
 - *fsync* runs on another thread (`run_sync`). Group commits that end while it runs share the next
   fsync.
-- *gate* is replication (`replication/insync.py`). It opens for a position of the log once enough
+- *gate* is replication (`replication/in_sync.py`). It opens for a position of the log once enough
   replicas have the log up to that position. Several group commits may wait for it.
 - *publish* makes the messages visible to consumers. A message never becomes visible before its
   answer may be sent.
@@ -193,7 +193,7 @@ class CommitStore(Protocol):
 
 
 class ReplicationGate(Protocol):
-    """The part of replication that `GroupCommit` uses; see `replication.insync.InSync`."""
+    """The part of replication that `GroupCommit` uses; see `replication.in_sync.InSyncReplicas`."""
 
     @property
     def on_confirmed(self) -> list[Callable[[int], None]]:

@@ -82,16 +82,16 @@ def _flags(b: BrokerState, topic: str) -> tuple[str, str]:
 
 def _replica_lags(b: BrokerState) -> list[tuple[str, int, int]]:
     """Return for each slave of a master its id or address, and its lag in bytes and in ms."""
-    gate, log_end = b.in_sync, b.store.written_offset
-    if gate is None:
+    in_sync, log_end = b.in_sync, b.store.written_offset
+    if in_sync is None:
         return []
     return [
         (
             str(link.replica_id or link.remote),
-            max(log_end - max(replica.acknowledged, 0), 0),
-            gate.lag_ms(replica),
+            max(log_end - max(slave.acked_end, 0), 0),
+            in_sync.lag_ms(slave),
         )
-        for link, replica in gate.replicas.copy().items()
+        for link, slave in in_sync.slaves.copy().items()
     ]
 
 
@@ -460,7 +460,7 @@ GAUGES: Final = (
         "Replicas in sync, including the master.",
         (),
         lambda b: (
-            [(1 + sum(map(b.in_sync.is_in_sync, b.in_sync.replicas.copy())),)]
+            [(1 + sum(map(b.in_sync.is_in_sync, b.in_sync.slaves.copy())),)]
             if b.in_sync is not None
             else []
         ),

@@ -41,8 +41,8 @@ from sluicemq.broker.pop.order import OrderedPops
 from sluicemq.broker.produce.intake import MessageIntake
 from sluicemq.broker.produce.relays import ClientRequests, ReplyHandlers
 from sluicemq.broker.produce.send import SendBackHandlers, SendHandlers
-from sluicemq.broker.replication.insync import InSync
-from sluicemq.broker.replication.status import Behind, Steering
+from sluicemq.broker.replication.in_sync import InSyncReplicas
+from sluicemq.broker.replication.status import MeasureLag, RoleController
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
@@ -72,7 +72,7 @@ SEALED_AFTER_S: Final = 10.0
 class BrokerState:
     """The components of one broker in one role. `table.py` routes requests to them."""
 
-    steering: Steering | None = None
+    role_controller: RoleController | None = None
     """What decides the role of this broker with failover. None if the configuration decides it."""
     replication_side: Any = None
     """What runs here for the other replicas: a MasterSide, a SlaveSide, or None."""
@@ -89,7 +89,7 @@ class BrokerState:
         store: Store,
         environment: BrokerEnvironment,
         *,
-        in_sync: InSync | None = None,
+        in_sync: InSyncReplicas | None = None,
     ) -> None:
         """Create the components over an open store. Call `load` before they serve requests.
 
@@ -102,7 +102,7 @@ class BrokerState:
         self.steady_clock = environment.steady_clock or SteadyClock(clock)
         """The clock for deadlines of waiting messages; it never goes back."""
         self.supervisor = environment.supervisor or Supervisor(clock, log)
-        self.replica_lag: Behind = lambda: (None, None)
+        self.replica_lag: MeasureLag = lambda: (None, None)
         self.metric_collectors: list[Callable[[], Iterator[Any]]] = []
         """Further metrics of the process, such as those of a proxy in it."""
         settings.set_host(environment.host)
@@ -475,8 +475,8 @@ class BrokerState:
         self.client_requests.on_disconnect(peer)
         self.background.run_in_background(self._remove_client(peer))
         self.scheduler.remove(peer)
-        if self.steering is not None:
-            self.steering.disconnected(peer)
+        if self.role_controller is not None:
+            self.role_controller.disconnected(peer)
 
     def _remove_client(self, peer: Peer) -> WorkItem[None]:
         """Remove a closed connection from its groups, in steps: there may be thousands."""
@@ -533,7 +533,7 @@ class BrokerState:
         if self.settings.is_slave:
             return
         if self.in_sync is not None:
-            run("in-sync set", self.in_sync.run)
+            run("in-sync set", self.in_sync.tick)
         self.delayed.run_slice()
         run("ordered pops", self.order.wake_free_queues)
         run("epochs", self.epochs.run)

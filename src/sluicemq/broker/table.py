@@ -31,7 +31,11 @@ from sluicemq.broker.pop.assignment import Assignments
 from sluicemq.broker.pop.pop import PopHandlers
 from sluicemq.broker.produce.relays import RelayHandlers, ReplyHandlers
 from sluicemq.broker.produce.send import SendBackHandlers, SendHandlers
-from sluicemq.broker.replication.requests import ReplicaRequests, refusals, while_enough
+from sluicemq.broker.replication.requests import (
+    ReplicaRequests,
+    make_slave_handlers,
+    refuse_unsafe_sends,
+)
 from sluicemq.broker.replication.status import ReplicaAdmin
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.requests import TransactionRequests
@@ -170,13 +174,15 @@ TABLE: Final[dict[int, Row]] = {
     Code.SLUICE_REPLICA_STATUS: Row(None, ReplicaAdmin.status),
     Code.SLUICE_SWITCH_MASTER: Row(None, ReplicaAdmin.switch),
     Code.SLUICE_ELECT_MASTER: Row(None, ReplicaAdmin.elect),
-    Code.NOTIFY_MIN_BROKER_ID_CHANGE: Row(r.MinBrokerIdChangedRequest, ReplicaRequests.smallest_id),
-    Code.EXCHANGE_BROKER_HA_INFO: Row(r.ExchangeHaInfoRequest, ReplicaRequests.exchange),
+    Code.NOTIFY_MIN_BROKER_ID_CHANGE: Row(
+        r.MinBrokerIdChangedRequest, ReplicaRequests.change_min_broker_id
+    ),
+    Code.EXCHANGE_BROKER_HA_INFO: Row(r.ExchangeHaInfoRequest, ReplicaRequests.exchange_ha_info),
     Code.GET_BROKER_HA_STATUS: Row(None, ReplicaRequests.ha_status),
-    Code.RESET_MASTER_FLUSH_OFFSET: Row(None, ReplicaRequests.reset_flushed),
+    Code.RESET_MASTER_FLUSH_OFFSET: Row(None, ReplicaRequests.reset_flushed_offset),
     Code.SLUICE_FOLLOW_STATE: Row(r.FollowStateRequest, ReplicaRequests.follow_state),
     Code.SLUICE_HAND_BACK: Row(None, ReplicaRequests.hand_back),
-    Code.SLUICE_SPEAK_FOR: Row(r.ForwardedForRequest, ReplicaRequests.speak_for),
+    Code.SLUICE_SPEAK_FOR: Row(r.ForwardedForRequest, ReplicaRequests.set_forwarded_client),
     # --- access rules
     Code.UPDATE_AND_CREATE_ACL_CONFIG: Row(h.UpdateAccountRequest, AccessHandlers.update_account),
     Code.DELETE_ACL_CONFIG: Row(h.DeleteAccountRequest, AccessHandlers.delete_account),
@@ -227,7 +233,11 @@ def make_handler_objects(core: BrokerState) -> tuple[object, ...]:
         RelayHandlers(core.context, consumers=core.consumers, client_requests=core.client_requests),
         DelayHandlers(settings, topics, core.delayed, core.intake, core.steady_clock),
         ReplicaAdmin(
-            settings, core.in_sync, core.steering, lambda: store.written_offset, core.replica_lag
+            settings,
+            core.in_sync,
+            core.role_controller,
+            lambda: store.written_offset,
+            core.replica_lag,
         ),
         ReplicaRequests(settings, store, core.in_sync, core.replication_side),
     )
@@ -319,17 +329,17 @@ def make_dispatcher(core: BrokerState) -> Dispatcher:
         int(code): bind(row.fast_path) for code, row in TABLE.items() if row.fast_path is not None
     }
     if core.in_sync is not None and core.settings.is_gated:
-        handlers, fast_paths = while_enough(core.in_sync, handlers, fast_paths)
+        handlers, fast_paths = refuse_unsafe_sends(core.in_sync, handlers, fast_paths)
     if core.settings.is_read_only:
         fast_paths = {}
         handlers |= readonly.make_refusing_handlers(core.settings.store.root)
-    if core.steering is not None:
-        handlers = core.steering.handlers(handlers, is_slave=core.settings.is_slave)
+    if core.role_controller is not None:
+        handlers = core.role_controller.handlers(handlers, is_slave=core.settings.is_slave)
     elif core.settings.is_slave:
-        handlers |= refusals(core.settings, handlers)
+        handlers |= make_slave_handlers(core.settings, handlers)
     if core.settings.is_slave:
         fast_paths = {}
-    if core.guard is not None or core.steering is not None:
+    if core.guard is not None or core.role_controller is not None:
         # Each of these requests must be checked, or be passed on to the master.
         fast_paths.pop(Code.HEART_BEAT, None)
         fast_paths.pop(Code.PULL_MESSAGE, None)

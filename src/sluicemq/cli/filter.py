@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from io import BufferedReader
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
@@ -71,7 +71,7 @@ def check_command(expression: str, as_json: bool) -> None:
         report = {
             "expression": expression,
             "compiles": not any(finding.is_error for finding in findings),
-            "findings": findings,
+            "findings": [_finding_record(finding) for finding in findings],
             "properties": [note._asdict() for note in types],
         }
         click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
@@ -157,6 +157,18 @@ def _compile(text: str) -> "Selector | None":
     return None if isinstance(outcome, FilterSyntaxError) else outcome
 
 
+def _finding_record(finding: "Finding") -> dict[str, Any]:
+    """Return a finding as a JSON object. Its keys are published and do not follow Python names."""
+    return {
+        "position": finding.position,
+        "length": finding.length,
+        "code": finding.code,
+        "what": finding.what,
+        "instead": finding.instead,
+        "severity": finding.severity,
+    }
+
+
 def _print_findings(expression: str, findings: "list[Finding]") -> None:
     from sluicemq.filter.findings import caret_lines  # noqa: PLC0415 - only this command needs it
 
@@ -166,7 +178,7 @@ def _print_findings(expression: str, findings: "list[Finding]") -> None:
         line, carets = caret_lines(expression, finding.position, finding.length)
         click.secho(f"{name} at character {finding.position + 1}: {finding.what}", fg=colors[name])
         click.echo(f"    {line}\n    {carets}")
-        click.echo(f"    {finding.fix}\n" if finding.fix else "")
+        click.echo(f"    {finding.instead}\n" if finding.instead else "")
     if not findings:
         click.echo("The expression compiles. There are no warnings.")
     elif any(finding.is_error for finding in findings):

@@ -29,7 +29,7 @@ from sluicemq.cli.output import (
     print_table,
     record_builder,
 )
-from sluicemq.cli.traffic import parse_start, run_until_interrupted
+from sluicemq.cli.traffic import parse_start, run_until_interrupted, start_option
 from sluicemq.client.admin.messages import COUNT_MAX, GroupTrace, Step, Timeline
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.transactions import TransactionState
@@ -281,13 +281,7 @@ def show_trace(admin: Admin, message_id: str, topic: str, as_json: bool) -> None
     show_default=True,
     help="Consumer group that reads the traces. Its committed offsets record what was exported.",
 )
-@click.option(
-    "--from",
-    "start",
-    default="first",
-    show_default=True,
-    help="Where a new group begins: first, last, milliseconds since 1970, or 2013-01-01T00:00.",
-)
+@start_option
 @click.option(
     "--timeout",
     "timeout_s",

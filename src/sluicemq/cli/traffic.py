@@ -259,6 +259,15 @@ def _next_chunk(chunks: Iterator[list[bytes]]) -> list[bytes]:
 
 # -------------------------------------------------------------------------------- consume
 
+start_option = click.option(
+    "--from",
+    "start",
+    default="first",
+    show_default=True,
+    help="Where a new group begins: first, last, milliseconds since 1970, or 2013-01-01T00:00.",
+)
+"""The option whose value `parse_start` parses."""
+
 
 @click.command()
 @click.argument("topic")
@@ -273,13 +282,7 @@ def _next_chunk(chunks: Iterator[list[bytes]]) -> list[bytes]:
     help="Receive only messages that match this SQL92 filter, such as \"origin = 'JFK' AND "
     'dep_delay > 60".',
 )
-@click.option(
-    "--from",
-    "start",
-    default="first",
-    show_default=True,
-    help="Where a new group begins: first, last, milliseconds since 1970, or 2013-01-01T00:00.",
-)
+@start_option
 @click.option(
     "--max",
     "count_max",

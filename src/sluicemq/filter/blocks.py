@@ -96,22 +96,22 @@ def _whole_numbers(joined: str, count: int, digits_max: int) -> NDArray[np.int64
     return np.fromstring(joined[:-1], np.int64, sep=",")
 
 
-def parse_numbers(values: tuple[str, ...], wanted: JavaClass) -> ParsedNumbers:
+def parse_numbers(values: tuple[str, ...], number_class: JavaClass) -> ParsedNumbers:
     """Return the values of a column as numbers of the class INTEGER, LONG or DOUBLE."""
-    is_double = wanted is JavaClass.DOUBLE
+    is_double = number_class is JavaClass.DOUBLE
     kind: Any = np.float64 if is_double else np.int64
     joined = ",".join(values) + ","
-    digits = _whole_numbers(joined, len(values), _DIGITS_MAX[wanted])
+    digits = _whole_numbers(joined, len(values), _DIGITS_MAX[number_class])
     if digits is not None:
         return ParsedNumbers(digits.astype(kind, copy=False), None)
-    is_plain = joined.count(",") == len(values) and _PLAIN[wanted].fullmatch(joined)
+    is_plain = joined.count(",") == len(values) and _PLAIN[number_class].fullmatch(joined)
     if is_plain and (is_double or "." not in joined):
         plain = map(float, values) if is_double else map(int, values)
         return ParsedNumbers(np.fromiter(plain, kind, len(values)), None)
     if is_plain:
         found = [None if "." in text else int(text) for text in values]
     else:
-        found = list(map(TRY_PARSE_NUMBER[wanted], values))
+        found = list(map(TRY_PARSE_NUMBER[number_class], values))
     errors = np.fromiter((number is None for number in found), np.bool_, len(found))
     usable = (0 if number is None else number for number in found)
     return ParsedNumbers(np.fromiter(usable, kind, len(found)), errors)
@@ -490,8 +490,10 @@ def _evaluate_atom(values: tuple[str, ...], leaf: Leaf) -> NDArray[np.uint8]:
     elif (comparison := as_number_comparison(leaf.node)) is None:
         return _evaluate_scalar(leaf, values)
     else:
-        wanted, symbol, bound = comparison
-        numbers, errors = _memoized(values, wanted, lambda: parse_numbers(values, wanted))
+        number_class, symbol, bound = comparison
+        numbers, errors = _memoized(
+            values, number_class, lambda: parse_numbers(values, number_class)
+        )
         is_true = _TESTS[symbol](numbers, bound)
         found = np.empty(len(values) + 1, np.uint8)
         found[:-1] = np.where(is_true, np.uint8(1 << TRUE), np.uint8(1 << FALSE))

@@ -199,13 +199,13 @@ def _whole_number(text: str) -> int | None:
     return -value if text[0] == "-" else value
 
 
-def _conversion_error(wanted: str, text: str, name: str) -> FilterEvaluationError:
-    """Return the error for a value of property `name` that is not a `wanted`."""
+def _conversion_error(description: str, text: str, name: str) -> FilterEvaluationError:
+    """Return the error for a value of property `name` that is not a `description`."""
     shown = text if len(text) <= 60 else text[:57] + "..."
     owner = f"property {name} is" if name else "the string is"
     return FilterEvaluationError(
-        f"{owner} {shown!r}, which is not a {wanted}.",
-        reason=f"{name or 'a string'} is not a {wanted}",
+        f"{owner} {shown!r}, which is not a {description}.",
+        reason=f"{name or 'a string'} is not a {description}",
     )
 
 
@@ -351,7 +351,7 @@ def _(node: Or) -> ConditionFunction:
 @compile_node.register
 def _(node: Equal) -> ConditionFunction:
     left, right = node.left, node.right
-    wanted = constant_number(right)
+    number = constant_number(right)
     condition: ConditionFunction
     if isinstance(left, Property) and isinstance(right, Literal) and isinstance(right.value, str):
         name, text = left.name, right.value
@@ -361,20 +361,22 @@ def _(node: Equal) -> ConditionFunction:
             return None if found is None else found == text
 
         condition = equal
-    elif isinstance(left, Property) and wanted is not None:
+    elif isinstance(left, Property) and number is not None:
         # A constant is never NaN and never 0.0, so == of Python agrees with Double.compareTo.
-        condition = _number_test(left.name, java_class(right), lambda number: number == wanted)
+        condition = _number_test(left.name, java_class(right), lambda value: value == number)
     else:
         condition = _general_equal(left, right)
     return _negate(condition) if node.negated else condition
 
 
-def _number_test(name: str, wanted: JavaClass, test: Callable[[Any], bool]) -> ConditionFunction:
-    """Return a condition that tests a property as a number of class `wanted`.
+def _number_test(
+    name: str, number_class: JavaClass, test: Callable[[Any], bool]
+) -> ConditionFunction:
+    """Return a condition that tests a property as a number of class `number_class`.
 
     The condition is null if the message does not have the property.
     """
-    parse_number = _PARSE_NUMBER[wanted]
+    parse_number = _PARSE_NUMBER[number_class]
 
     def condition(properties: Properties) -> bool | None:
         text = properties.get(name)
@@ -390,27 +392,34 @@ def _general_equal(left_node: Node, right_node: Node) -> ConditionFunction:
     the right operand is null, the result is FALSE.
     """
     left, right = compile_node(left_node), compile_node(right_node)
-    classes = java_class(left_node), java_class(right_node)
-    same: Callable[[Any, Any], bool]
-    if classes in ((JavaClass.STRING,) * 2, (JavaClass.BOOLEAN,) * 2):
-        same = operator.eq
-    elif classes == (JavaClass.STRING, JavaClass.BOOLEAN):
-        same = lambda text, flag: parse_boolean(text) == flag  # noqa: E731 - one of six cases
-    elif classes == (JavaClass.BOOLEAN, JavaClass.STRING):
-        same = _raise_class_cast
-    elif JavaClass.BOOLEAN in classes:
-        same = lambda one, other: False  # noqa: E731 - a Boolean never equals a number
-    else:
-        compare = _comparison(left_node, right_node)
-        same = lambda one, other: compare(one, other) == 0  # noqa: E731 - one of six cases
+    are_equal = _equality_test(left_node, right_node)
 
     def equal(properties: Properties) -> bool | None:
         first, second = left(properties), right(properties)
         if first is None:
             return True if second is None else None
-        return False if second is None else same(first, second)
+        return False if second is None else are_equal(first, second)
 
     return equal
+
+
+def _equality_test(left: Node, right: Node) -> Callable[[Any, Any], bool]:
+    """Return a function that says whether two values of these operands are equal.
+
+    The values must not be null. The function raises FilterEvaluationError if a value cannot be
+    converted.
+    """
+    classes = java_class(left), java_class(right)
+    if classes in ((JavaClass.STRING,) * 2, (JavaClass.BOOLEAN,) * 2):
+        return operator.eq
+    if classes == (JavaClass.STRING, JavaClass.BOOLEAN):
+        return lambda text, flag: parse_boolean(text) == flag
+    if classes == (JavaClass.BOOLEAN, JavaClass.STRING):
+        return _raise_class_cast
+    if JavaClass.BOOLEAN in classes:
+        return lambda one, other: False  # a Boolean never equals a number
+    compare = _comparison(left, right)
+    return lambda one, other: compare(one, other) == 0
 
 
 def _raise_class_cast(flag: bool, text: str) -> bool:
@@ -442,7 +451,7 @@ def _(node: Order) -> ConditionFunction:
 
 def _order_to_number(subject: Property, symbol: str, bound_node: Node) -> ConditionFunction:
     """Return the condition that compares a property with a constant number."""
-    bound, wanted = constant_number(bound_node), java_class(bound_node)
+    bound, number_class = constant_number(bound_node), java_class(bound_node)
     # Java differs from Python only for NaN, which is greater than every constant.
     tests: dict[str, Callable[[Any], bool]] = {
         ">": lambda number: not number <= bound,
@@ -450,7 +459,7 @@ def _order_to_number(subject: Property, symbol: str, bound_node: Node) -> Condit
         "<": lambda number: number < bound,
         "<=": lambda number: number <= bound,
     }
-    return _number_test(subject.name, wanted, tests[symbol])
+    return _number_test(subject.name, number_class, tests[symbol])
 
 
 def _comparison(left: Node, right: Node) -> Callable[[Any, Any], int]:
@@ -462,32 +471,32 @@ def _comparison(left: Node, right: Node) -> Callable[[Any, Any], int]:
     # A string is converted to the class of the number, two strings to Double, and two numbers to
     # the wider class.
     classes = (JavaClass.DOUBLE, JavaClass.LONG, JavaClass.INTEGER)
-    wanted = next((one for one in classes if one in (first, second)), JavaClass.DOUBLE)
-    from_left = _conversion(left, first, wanted)
-    from_right = _conversion(right, second, wanted)
-    sign = compare_doubles if wanted is JavaClass.DOUBLE else compare_whole_numbers
+    target = next((one for one in classes if one in (first, second)), JavaClass.DOUBLE)
+    from_left = _conversion(left, first, target)
+    from_right = _conversion(right, second, target)
+    sign = compare_doubles if target is JavaClass.DOUBLE else compare_whole_numbers
     return lambda one, other: sign(from_left(one), from_right(other))
 
 
-def _conversion(node: Node, have: JavaClass, wanted: JavaClass) -> Callable[[Any], Any]:
-    """Return the function that converts a value of `node` from class `have` to class `wanted`."""
-    if have is JavaClass.STRING:
-        parse_number, name = _PARSE_NUMBER[wanted], node.name if isinstance(node, Property) else ""
+def _conversion(node: Node, source: JavaClass, target: JavaClass) -> Callable[[Any], Any]:
+    """Return the function that converts a value of `node` from class `source` to class `target`."""
+    if source is JavaClass.STRING:
+        parse_number, name = _PARSE_NUMBER[target], node.name if isinstance(node, Property) else ""
         return lambda text: parse_number(text, name)
-    return float if wanted is JavaClass.DOUBLE else int
+    return float if target is JavaClass.DOUBLE else int
 
 
 @compile_node.register
 def _(node: Between) -> ConditionFunction:
-    wanted, is_outside = java_class(node.low), node.negated
+    number_class, is_outside = java_class(node.low), node.negated
     low, high = constant_number(node.low), constant_number(node.high)
-    is_plain = isinstance(node.value, Property) and java_class(node.high) is wanted
+    is_plain = isinstance(node.value, Property) and java_class(node.high) is number_class
     if low is None or high is None or not is_plain:
         return compile_node(expand_between(node))
     name = cast("Property", node.value).name
     if is_outside:
-        return _number_test(name, wanted, lambda number: number < low or not number <= high)
-    return _number_test(name, wanted, lambda number: low <= number <= high)
+        return _number_test(name, number_class, lambda number: number < low or not number <= high)
+    return _number_test(name, number_class, lambda number: low <= number <= high)
 
 
 def expand_between(node: Between) -> Node:
@@ -517,16 +526,21 @@ def _(node: Match) -> ConditionFunction:
     operand, negated = compile_node(node.operand), node.negated
     if not (search := node.search):
         return lambda properties: False
-    plain = found = _SEARCHES[node.operator]
+    is_found = _SEARCHES[node.operator]
+    # Java compares UTF-16 units, and only they can contain half of a character.
     if has_surrogate(search):
-        # Java compares UTF-16 units, and only they can contain half of a character.
-        found = lambda text, wanted: plain(to_utf16_units(text), wanted)  # noqa: E731 - one line
+        is_found = _search_in_utf16_units(is_found)
 
     def match(properties: Properties) -> bool:
         text = operand(properties)
-        return found(text, search) is not negated if isinstance(text, str) else False
+        return is_found(text, search) is not negated if isinstance(text, str) else False
 
     return match
+
+
+def _search_in_utf16_units(is_found: Callable[[str, str], bool]) -> Callable[[str, str], bool]:
+    """Return a search in the UTF-16 units of a text instead of its characters."""
+    return lambda text, search: is_found(to_utf16_units(text), search)
 
 
 _SEARCHES: dict[str, Callable[[str, str], bool]] = {

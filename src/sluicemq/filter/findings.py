@@ -48,15 +48,16 @@ class Finding:
     """An error or a warning about a part of an expression.
 
     The part begins at character `position`, counted from 0, and has `length` characters. `code` is
-    a short name that never changes, for scripts. `what` states the fact, and `fix` how to correct
-    it, "" if there is no general advice.
+    a short name that never changes, for scripts. `what` states the fact. `instead` is the fix: what
+    to write instead, "" if there is no general advice. The fields are the keys of the JSON output
+    of `sluice filter check`.
     """
 
     position: int
     length: int
     code: str
     what: str
-    fix: str = ""
+    instead: str = ""
     severity: Severity = Severity.ERROR
 
     @property
@@ -102,7 +103,7 @@ def syntax_error(text: str, finding: Finding) -> FilterSyntaxError:
         f"The SQL92 expression {wrong} character {finding.position + 1}:\n"
         f"    {line}\n    {carets}\n{finding.what}",
         position=finding.position,
-        fix=finding.fix,
+        fix=finding.instead,
     )
 
 
@@ -145,7 +146,7 @@ _IGNORED_REASONS = (
         "$",
         "--",
         "A line comment needs a line end; this one has none and is ignored as text.",
-        "The expression is complete, but a line break after the comment makes it a comment.",
+        "Add a line break behind it to make it a comment. The filter is the same without it.",
     ),
     _IgnoredReason(
         r"[A-Za-z_$][A-Za-z0-9_$]*$",
@@ -363,7 +364,7 @@ def _open_parenthesis(text: str) -> int | None:
 def _expected_text(expected: frozenset[str]) -> str:
     """Return a sentence that lists the expected terminals, "" if there are none."""
     if "NAME" in expected:
-        return "A property, a number, a string in single quotes or ( must follow."
+        return "Write a property, a number, a string in single quotes or ( here."
     names = sorted({_TOKEN_NAMES.get(kind, kind) for kind in expected})
     return f"Expected: {', '.join(names)}." if names else ""
 

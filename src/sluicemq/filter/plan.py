@@ -394,8 +394,8 @@ def _value_verdicts(leaf: SinglePropertyPlan | AtomPlan, column: ColumnStats) ->
     comparison = as_number_comparison(node)
     if low is None or high is None or comparison is None:
         return leaf.possible_set
-    wanted, symbol, bound = comparison
-    if wanted is JavaClass.DOUBLE:
+    number_class, symbol, bound = comparison
+    if number_class is JavaClass.DOUBLE:
         low, high = float(low), float(high)
     inside, single = low <= bound <= high, low == high
     always, sometimes = {

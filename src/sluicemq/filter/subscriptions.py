@@ -274,8 +274,8 @@ SQL92_DISABLED = (
 def preparation_jobs(expression: str, kind: str = SQL92) -> Iterator[Callable[[], None]]:
     """Yield a function that does the slow part of compiling an expression in advance, if any.
 
-    Yield nothing if the expression is short or cached. The function may run in any thread. It
-    fills the cache and ignores errors, which the later compilation raises.
+    Yield nothing if the compilation is quick or its result is cached. The function may run in any
+    thread. It fills the cache and ignores errors, which the later compilation raises.
     """
 
     def prepare() -> None:

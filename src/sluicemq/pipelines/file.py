@@ -626,7 +626,7 @@ def _check_filters(entries: Entries, texts: OptionTexts) -> None:
         for finding in check_sql92(texts["filter.sql"]):
             entries["filter.sql"].add_problem(
                 f"at character {finding.position + 1}: {' '.join(finding.what.split())}",
-                " ".join(finding.fix.split()),
+                " ".join(finding.instead.split()),
                 is_error=finding.is_error or finding.code == IGNORED_TEXT,
             )
 

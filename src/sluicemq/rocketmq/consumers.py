@@ -50,7 +50,7 @@ C = TypeVar("C")
 G = TypeVar("G", PushConsumer, LitePullConsumer)
 MIB: Final = 1024 * 1024
 _DEFAULT_LOOKBACK_MS: Final = 30 * 60 * 1000
-"""How long before the start CONSUME_FROM_TIMESTAMP begins without a `consume_timestamp`."""
+"""The time before the start at which CONSUME_FROM_TIMESTAMP begins, by default."""
 _SUSPEND_MIN_MS: Final = 10
 _SUSPEND_MAX_MS: Final = 30_000
 """The limits of the pause of an orderly consumer. They are those of Java's client."""
@@ -187,10 +187,10 @@ def _suspend_s(time_ms: int) -> float:
 
 
 class _Consumer(Client[C]):
-    """What all consumers have in common."""
+    """The base class of all consumers."""
 
     on_undecodable: OnUndecodable = "deliver"
-    """What becomes of a message whose body cannot be decoded: "deliver", "raise" or "dead_letter".
+    """The treatment of a message whose body cannot be decoded: "deliver", "raise", "dead_letter".
 
     See `sluicemq.client.core.consuming.OnUndecodable`. Java's client drops such a message and the
     messages behind it.
@@ -206,7 +206,7 @@ class _Consumer(Client[C]):
 
 
 class _GroupConsumer(_Consumer[G]):
-    """What push and lite pull consumers have in common: they share queues within their group.
+    """The base class of push and lite pull consumers, which share queues within their group.
 
     - `pull_batch_size`: the number of messages that one request asks for.
     - `pull_threshold_for_queue`, `pull_threshold_size_for_queue`: the maximum number and size (in
@@ -226,7 +226,7 @@ class _GroupConsumer(_Consumer[G]):
     (client id, queues, members) -> queues.
     """
     consume_from_where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
-    """Where a group without a committed offset begins."""
+    """The point at which a group without a committed offset begins."""
     consume_timestamp = ""
     """The time of CONSUME_FROM_TIMESTAMP, in Java's format and the local time zone.
 
@@ -576,7 +576,7 @@ class DefaultMQPullConsumer(_Consumer[PullConsumer]):
     """
 
     broker_suspend_max_time_millis = 20_000
-    """How long the broker waits for messages in `pull_block_if_not_found`."""
+    """The time, in milliseconds, that the broker waits in `pull_block_if_not_found`."""
     set_broker_suspend_max_time_millis = Setter[int]()
 
     async def _make_client(self, sluice: Sluice) -> PullConsumer:

@@ -43,7 +43,7 @@ class _Constant(Enum):
 
 
 class SendStatus(_Constant):
-    """How safe a stored message is. Every status means that the broker has stored the message.
+    """The safety of a message that the broker has stored.
 
     SEND_OK means as safe as the broker is configured to keep messages. FLUSH_DISK_TIMEOUT means
     that the disk sync took too long, SLAVE_NOT_AVAILABLE that no slave could receive the message,
@@ -57,7 +57,7 @@ class SendStatus(_Constant):
 
 
 class ConsumeConcurrentlyStatus(_Constant):
-    """What a `MessageListenerConcurrently` returns.
+    """The result of a call of a `MessageListenerConcurrently`.
 
     CONSUME_SUCCESS, or None, acknowledges the messages. RECONSUME_LATER has them delivered again.
     """
@@ -67,7 +67,7 @@ class ConsumeConcurrentlyStatus(_Constant):
 
 
 class ConsumeOrderlyStatus(_Constant):
-    """What a `MessageListenerOrderly` returns.
+    """The result of a call of a `MessageListenerOrderly`.
 
     SUCCESS, or None, acknowledges the messages. SUSPEND_CURRENT_QUEUE_A_MOMENT has them delivered
     again after a pause, before any later message of their queue.
@@ -78,7 +78,7 @@ class ConsumeOrderlyStatus(_Constant):
 
 
 class ConsumeFromWhere(_Constant):
-    """Where a group without a committed offset begins to read a queue."""
+    """The point at which a group without a committed offset begins to read a queue."""
 
     CONSUME_FROM_LAST_OFFSET = "last"
     CONSUME_FROM_FIRST_OFFSET = "first"
@@ -86,7 +86,7 @@ class ConsumeFromWhere(_Constant):
 
 
 class MessageModel(_Constant):
-    """Whether the members of a group share the queues, or each member reads all of them."""
+    """The rule for the members of a group: they share the queues, or each reads all of them."""
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"

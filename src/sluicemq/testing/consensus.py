@@ -33,7 +33,7 @@ T = TypeVar("T")
 LATENCY_S: Final = 0.001
 """The time that a request, a response or an event takes, by default."""
 TIMEOUT_S: Final = 1.0
-"""How long a caller waits for a response, by default."""
+"""The time that a caller waits for a response, by default."""
 FAULT_PROBABILITY: Final = 0.1
 """The probability that `fault_rng` lets a request or an event fail."""
 LATE_TIMEOUTS_MAX: Final = 3.0
@@ -41,7 +41,7 @@ LATE_TIMEOUTS_MAX: Final = 3.0
 
 
 class Fate(enum.Enum):
-    """What becomes of one request."""
+    """The fate of one request."""
 
     PROCESSED = enum.auto()
     LOST = enum.auto()

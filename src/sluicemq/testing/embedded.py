@@ -4,8 +4,8 @@
         await mq.send("orders", b"1", delay_level=3)
         await mq.clock.advance(seconds=10)
 
-`NameServer`, `Broker`, `Store` and `Sluice` are the production classes; none is imitated. Only what
-they stand on differs. Frames travel through memory (`net.network`), or over TCP on loopback with
+`NameServer`, `Broker`, `Store` and `Sluice` are the production classes; none is imitated. Only the
+layers below them differ. Frames travel through memory (`net.network`), or over TCP on loopback with
 `tcp=True`. Files are in memory, or in a directory with `store=PATH`. Work that would run on threads
 runs at once in the event loop, heartbeats are sent from the test's own loop, and the time may be a
 `VirtualClock`.

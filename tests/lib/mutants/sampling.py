@@ -70,8 +70,8 @@ AREAS: Final = {
     ),
     "election": Area(
         ("sluicemq.broker.failover.election", "sluicemq.broker.failover.replica",
-         "sluicemq.broker.replication.insync"),
-        (f"tests/unit/broker/failover {_BROKER}replication/test_insync.py",
+         "sluicemq.broker.replication.in_sync"),
+        (f"tests/unit/broker/failover {_BROKER}replication/test_in_sync.py",
          f"{_BROKER}replication tests/property/test_failover_logs.py",
          "simulation.cluster --kind replicas --seeds 60"),
     ),

@@ -321,7 +321,7 @@ TIMERS: Final = (
         "slot_for_due_time",
         "(due_ms - 1) // precision_ms * precision_ms",
         "due_ms // precision_ms * precision_ms",
-        "tests/unit/broker/test_timers.py::test_each_message_comes_in_its_own_millisecond",
+        "tests/unit/broker/test_timers.py::test_each_message_is_delivered_in_its_millisecond",
     ),
     _timers(
         "delays of a message that has rolled count again",
@@ -359,7 +359,7 @@ TIMERS: Final = (
         "DueTable.take_due",
         "if end == len(positions):",
         "if True:",
-        "tests/unit/broker/test_timers.py::test_thousands_of_one_second_leave_others_their_turn",
+        "tests/unit/broker/test_timers.py::test_thousands_of_messages_of_one_second_do_not_block_other_work",
     ),
     _timers(
         "what failed is not given back",
@@ -368,7 +368,7 @@ TIMERS: Final = (
         "DueTable.put_back",
         "self.add(due_ms, position)",
         "pass",
-        "tests/unit/broker/test_timers.py::test_a_full_disk_delays_and_loses_nothing",
+        "tests/unit/broker/test_timers.py::test_a_full_disk_delays_messages_and_loses_none",
     ),
     _timers(
         "the clock does not go on",
@@ -433,7 +433,7 @@ TIMERS: Final = (
         "DelayLevels._render",
         "level.saved_offset = level.progress.durable_value(synced)",
         "level.saved_offset = level.progress.value",
-        "tests/unit/broker/test_schedule.py::test_the_file_says_only_what_is_on_disk",
+        "tests/unit/broker/test_schedule.py::test_the_file_contains_only_durable_offsets",
     ),
 )
 
@@ -445,7 +445,7 @@ POP: Final = (
         "PopCheckpoints._prepare_offsets_save",
         "self._store.first_offset_from(TIMER_TOPIC, 0, self._store.synced_offset)",
         "self._store.committed_offset(TIMER_TOPIC, 0)",
-        "tests/unit/broker/test_checkpoints.py::test_a_power_loss_does_not_make_our_file_doubtful",
+        "tests/unit/broker/test_checkpoints.py::test_a_power_loss_does_not_make_the_file_doubtful",
     ),
     _pop(
         "pops that are due count as delivered when the timer has no checkpoint",
@@ -490,7 +490,7 @@ POP: Final = (
         "PopCheckpoints.record_pop",
         "        self._group_commit.commit_internal(pending.pop)\n",
         "",
-        "tests/unit/broker/test_checkpoints.py::test_a_pop_whose_turn_fails_never_was",
+        "tests/unit/broker/test_checkpoints.py::test_a_pop_is_undone_if_its_commit_fails",
     ),
     _pop(
         "an acknowledgement of a turn that failed holds",
@@ -499,7 +499,7 @@ POP: Final = (
         "PopCheckpoints._append_acknowledgement",
         "lambda: self.open_checkpoints.restore_messages(entry, done)",
         "None",
-        "tests/unit/broker/test_checkpoints.py::test_an_acknowledgement_whose_turn_fails_never_was",
+        "tests/unit/broker/test_checkpoints.py::test_an_acknowledgement_is_undone_if_its_commit_fails",
     ),
     _pop(
         "what is in flight is popped again",
@@ -536,7 +536,7 @@ POP: Final = (
         "                scheduled.is_scheduled = bool(scheduled.pending_offsets)\n",
         "                pass\n",
         "tests/unit/broker/test_checkpoints.py::"
-        "test_acknowledgements_of_a_failed_turn_never_were_though_a_pop_has_swept_the_heap",
+        "test_acknowledgements_are_undone_if_their_commit_fails_after_the_heap_was_cleaned",
     ),
 )
 
@@ -739,29 +739,29 @@ REPLICATION: Final = (
     _replication(
         "a send is answered before the replicas in sync have it",
         "a send is answered before its replicas have it",
-        "sluicemq.broker.replication.insync",
-        "InSync.wait",
+        "sluicemq.broker.replication.in_sync",
+        "InSyncReplicas.wait",
         "if end <= self.confirmed:",
         "if True:",
-        "tests/unit/broker/replication/test_insync.py",
+        "tests/unit/broker/replication/test_in_sync.py",
     ),
     _replication(
         "a restarted slave counts as before",
         "sends wait for it until its old connection ends, and what its old life had counts again",
-        "sluicemq.broker.replication.insync",
-        "InSync.claimed",
-        "            self.left(link)\n",
+        "sluicemq.broker.replication.in_sync",
+        "InSyncReplicas.record_state_report",
+        "            self.remove_slave(link)\n",
         "",
-        "tests/unit/broker/replication/test_insync.py",
+        "tests/unit/broker/replication/test_in_sync.py",
     ),
     _replication(
         "a deposed master still answers",
         "its sends are acknowledged and cut away",
-        "sluicemq.broker.replication.insync",
-        "InSync.wait",
+        "sluicemq.broker.replication.in_sync",
+        "InSyncReplicas.wait",
         "if self._failure is not None:",
         "if False:",
-        "tests/unit/broker/replication/test_insync.py",
+        "tests/unit/broker/replication/test_in_sync.py",
     ),
 )
 

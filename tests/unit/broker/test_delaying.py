@@ -1,4 +1,4 @@
-"""Which sends wait, where, and what is refused (spec/delivery.md §1, §2)."""
+"""Which sent messages wait, in which topic, and which are refused (spec/delivery.md §1, §2)."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_level_zero_and_less_are_no_delay(
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
 @pytest.mark.parametrize("value", ["soon", "1.5", "\u0661", "1" * 30])
-def test_what_is_no_number_is_refused_and_named(
+def test_a_value_that_is_not_a_number_is_refused(
     broker: SteppedBroker, client: SteppedClient, name: str, value: str
 ) -> None:
     answer = send(client, **{name: value})
@@ -143,7 +143,7 @@ def test_more_than_the_maximum_is_refused_with_the_limit(
         ({"TIMER_DELAY_SEC": "٣"}, "not a number"),
     ],
 )
-def test_what_is_wrong_with_a_delay_is_said(
+def test_an_invalid_delay_is_refused(
     broker: SteppedBroker, client: SteppedClient, properties: dict[str, object], words: str
 ) -> None:
     answer = send(client, **properties)
@@ -161,7 +161,7 @@ def test_zeros_before_a_number_do_not_count(
     assert len(waiting(broker, TIMER_TOPIC)) == 1
 
 
-def test_times_can_be_switched_off_and_levels_stay(
+def test_timed_messages_can_be_disabled_without_delay_levels(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     broker.change_store(timer_enable=False)

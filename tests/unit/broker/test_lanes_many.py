@@ -1,4 +1,4 @@
-"""A group with very many subscriptions: who is there is served, who left waits in a wider lane."""
+"""A group with very many subscriptions: members are served, and idle lanes are merged."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, read_all
 from simulation.stepped import SteppedBroker, send_fields
-from sluicemq.broker.lanes import group as lane_departed
+from sluicemq.broker.lanes import group as group_module
 from sluicemq.broker.lanes.filters import RuleFilter
 from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.lanes_file import encode_group
@@ -82,10 +82,10 @@ def test_very_many_subscriptions_and_the_next_one_are_served_each_with_its_own_m
     again.close()
 
 
-def test_who_left_shares_a_wider_lane_and_comes_back_to_all_that_is_its_own(
+def test_a_merged_lane_is_split_off_with_all_its_messages(
     broker: SteppedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane_departed, "IDLE_LANES_MAX", 2)
+    monkeypatch.setattr(group_module, "IDLE_LANES_MAX", 2)
     shared = Shared("G")
     stays, *others = come(broker, shared, *range(12))
     balance([stays, *others])
@@ -103,11 +103,11 @@ def test_who_left_shares_a_wider_lane_and_comes_back_to_all_that_is_its_own(
     assert sum(len(split_key(lane.key)) for lane in lanes_of(broker).get_idle_lanes()) == 9
 
 
-def test_what_has_to_be_given_up_is_said(
+def test_forgotten_subscriptions_are_reported(
     broker: SteppedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lane_departed, "IDLE_LANES_MAX", 2)
-    monkeypatch.setattr(lane_departed, "IDLE_SUBSCRIPTIONS_MAX", 4)
+    monkeypatch.setattr(group_module, "IDLE_LANES_MAX", 2)
+    monkeypatch.setattr(group_module, "IDLE_SUBSCRIPTIONS_MAX", 4)
     shared = Shared("G")
     stays, *others = come(broker, shared, *range(7))
     balance([stays, *others])
@@ -125,7 +125,7 @@ def test_what_has_to_be_given_up_is_said(
     assert sum(len(split_key(lane.key)) for lane in lanes_of(broker).get_idle_lanes()) <= 4
 
 
-def test_orders_are_one_object_and_what_they_share_does_not_mix() -> None:
+def test_equal_chains_are_one_object_and_shared_indexes_stay_separate() -> None:
     tags = [Atom(TAG, f"t{number}") for number in range(4)]
     order = extend_chain(None, *tags[:2])
     assert extend_chain(None, *tags[:2]) is order
@@ -141,7 +141,7 @@ def test_orders_are_one_object_and_what_they_share_does_not_mix() -> None:
     assert not other.matches_any({"TAGS": "t2"})
 
 
-def test_rules_of_tags_that_have_nothing_in_common_stay_as_small_as_they_are_alone() -> None:
+def test_rules_of_disjoint_tags_need_no_chains() -> None:
     made = compute_rules("T", [key("a"), key("b", "c"), key("c", "d"), key("*"), key("a")], [])
     assert made[key("b", "c")] == create_rule([Atom(TAG, "b||c")])
     assert len(next(iter(made[key("c", "d")])).excluded) == 1

@@ -1,5 +1,4 @@
-"""Orderly pop: who may take what of a queue, what an acknowledgement moves, what a restart knows
-of it."""
+"""Ordered pops: which messages may be taken, how offsets move, and what survives a restart."""
 
 import pytest
 
@@ -14,7 +13,7 @@ PATH = "/store/config/consumerOrderInfo.json"
 
 
 class Queue:
-    """Queue 0 of T for the group G, a broker that woke `woken`, and its time from START_MS on."""
+    """Queue 0 of topic T for group G, with the queues that the broker woke in `woken`."""
 
     def __init__(self, files: CrashableFiles | None = None, now_ms: int = START_MS) -> None:
         self.broker = SteppedBroker(files=files, clock=ManualClock(now_ms))
@@ -57,7 +56,7 @@ def queue() -> Queue:
 # --- who may take
 
 
-def test_a_queue_of_which_nothing_is_taken_is_free(queue: Queue) -> None:
+def test_a_queue_without_a_pop_is_free(queue: Queue) -> None:
     assert queue.can_pop()
     assert queue.can_pop("attempt")
 
@@ -107,14 +106,14 @@ def test_one_message_that_is_hidden_longer_blocks_the_queue(queue: Queue) -> Non
     assert queue.can_pop()
 
 
-def test_a_message_that_is_given_back_early_frees_the_queue(queue: Queue) -> None:
+def test_a_message_that_is_made_visible_early_frees_the_queue(queue: Queue) -> None:
     queue.record_pop(1, hidden_ms=60_000)
     queue.change(1, 100)
     queue.broker.advance(0.1)
     assert queue.can_pop()
 
 
-def test_a_change_with_an_old_handle_or_of_a_strange_message_changes_nothing(queue: Queue) -> None:
+def test_a_change_with_an_old_handle_or_of_another_message_has_no_effect(queue: Queue) -> None:
     queue.record_pop(1, hidden_ms=1000)
     queue.change(1, 60_000, pop_ms=queue.now_ms - 1)
     queue.change(7, 60_000)
@@ -145,7 +144,7 @@ def test_an_acknowledgement_of_an_older_pop_is_dropped(queue: Queue) -> None:
     assert not queue.can_pop()
 
 
-def test_an_acknowledgement_of_what_is_committed_is_nothing_new(queue: Queue) -> None:
+def test_acknowledging_a_committed_message_has_no_effect(queue: Queue) -> None:
     queue.record_pop(1)
     queue.ack(1)
     queue.ack(1)
@@ -161,7 +160,7 @@ def test_a_message_that_was_not_popped_cannot_be_acknowledged(queue: Queue) -> N
     assert queue.committed == -1
 
 
-def test_without_knowledge_of_the_pop_nothing_is_skipped(queue: Queue) -> None:
+def test_without_a_known_pop_no_message_is_skipped(queue: Queue) -> None:
     queue.broker.core.offsets.put(G, T, 0, 4)
     queue.ack(5)
     assert queue.committed == 4
@@ -172,7 +171,7 @@ def test_without_knowledge_of_the_pop_nothing_is_skipped(queue: Queue) -> None:
 def test_acknowledgements_do_not_undo_a_reset(queue: Queue) -> None:
     queue.record_pop(5, 6)
     queue.broker.core.offsets.reset(G, T, 0, 2)
-    assert queue.can_pop(), "nothing blocks the place where the group was sent"
+    assert queue.can_pop(), "no message blocks the new offset of the group"
     queue.ack(5)
     queue.ack(2)
     assert queue.committed == 2
@@ -185,7 +184,7 @@ def test_acknowledgements_do_not_undo_a_reset(queue: Queue) -> None:
 
 
 def test_messages_that_come_again_are_counted(queue: Queue) -> None:
-    """As the real broker counts (spec/delivery.md §7)."""
+    """The counts are those of RocketMQ (spec/delivery.md §7)."""
     assert queue.record_pop(1, 2, 3) == RedeliveryCounts({}, 0)
     assert queue.record_pop(1, 2, 3) == RedeliveryCounts({1: 1, 2: 1, 3: 1}, 1)
     assert queue.record_pop(2, 3) == RedeliveryCounts({2: 2, 3: 2}, 2)
@@ -231,7 +230,7 @@ def test_a_shorter_time_wakes_earlier(queue: Queue) -> None:
     assert queue.woken == [(T, 0)]
 
 
-def test_nobody_is_woken_for_what_was_acknowledged_or_forgotten(queue: Queue) -> None:
+def test_acknowledged_or_deleted_messages_wake_no_pop(queue: Queue) -> None:
     queue.record_pop(1)
     queue.ack(1)
     queue.order.record_pop(G, T, 1, [1], None, queue.now_ms, 3000)
@@ -241,7 +240,7 @@ def test_nobody_is_woken_for_what_was_acknowledged_or_forgotten(queue: Queue) ->
     assert not queue.woken
 
 
-def test_the_alarm_rings_when_the_first_queue_is_free(queue: Queue) -> None:
+def test_the_timer_runs_when_the_first_queue_is_free(queue: Queue) -> None:
     calls: list[tuple[float, object]] = []
 
     class Alarm:
@@ -270,7 +269,7 @@ def test_the_alarm_rings_when_the_first_queue_is_free(queue: Queue) -> None:
 # --- the file
 
 
-def test_a_restart_knows_what_is_in_flight(queue: Queue) -> None:
+def test_messages_in_flight_survive_a_restart(queue: Queue) -> None:
     queue.record_pop(1, 2, attempt="a", hidden_ms=60_000)
     queue.ack(2)
     queue.change(1, 5000)
@@ -296,7 +295,7 @@ def test_without_its_file_a_broker_begins_at_the_offsets() -> None:
     assert later.committed == 1
 
 
-def test_the_file_leaves_out_what_is_old_or_gone(queue: Queue) -> None:
+def test_the_file_omits_old_and_deleted_entries(queue: Queue) -> None:
     core = queue.broker.core
     core.topics.put(TopicConfig("gone", 4, 4))
     core.groups.put(GroupConfig("gone"))

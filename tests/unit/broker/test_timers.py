@@ -1,4 +1,4 @@
-"""Timed messages: to the millisecond, in any second, over days, restarts and damage."""
+"""Timed messages are delivered in their millisecond, over days, restarts and damage."""
 
 import random
 from typing import Any
@@ -17,7 +17,7 @@ DAY_S = 86_400
 
 
 def send(client: SteppedClient, due_ms: int, unique_id: str = "", **more: object) -> Any:
-    """A message due at START_MS + due_ms, with that as its body."""
+    """Send a message that is due at START_MS + `due_ms`, which is its body."""
     properties = {"UNIQ_KEY": unique_id or f"A{due_ms}", "TIMER_DELIVER_MS": START_MS + due_ms}
     text = "".join(f"{name}\x01{value}\x02" for name, value in (properties | more).items())
     return client.call(310, send_fields(properties=text), b"%d" % due_ms)
@@ -43,7 +43,7 @@ def restarted(broker: SteppedBroker, files: CrashableFiles | None = None) -> Ste
     )
 
 
-def test_each_message_comes_in_its_own_millisecond(
+def test_each_message_is_delivered_in_its_millisecond(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     times = [1, 999, 1000, 1001, 1500, 1999, 2000, 2001, 3700]
@@ -88,7 +88,7 @@ def test_a_message_for_a_second_that_is_loaded_already_joins_it(
     assert set(lateness_ms(broker)) == {0}
 
 
-def test_a_message_taken_in_after_its_second_comes_at_once(
+def test_a_message_indexed_after_its_second_is_delivered_at_once(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     broker.run(2.0)
@@ -101,7 +101,7 @@ def test_a_message_taken_in_after_its_second_comes_at_once(
     assert bodies(broker) == [2050]
 
 
-def test_what_is_delivered_says_when_it_was_taken_in_and_out(
+def test_delivered_messages_have_their_enqueue_and_dequeue_times(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     broker.clock.advance(0.75)
@@ -114,7 +114,7 @@ def test_what_is_delivered_says_when_it_was_taken_in_and_out(
     assert message.tag == "x"
 
 
-def test_thousands_of_one_second_leave_others_their_turn(
+def test_thousands_of_messages_of_one_second_do_not_block_other_work(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     text = f"UNIQ_KEY\x01A\x02TIMER_DELIVER_MS\x01{START_MS + 2500}\x02"
@@ -159,8 +159,10 @@ def test_a_time_beyond_the_wheel_is_reached_by_rolling(
 def test_a_relative_delay_beyond_the_wheel_counts_from_the_send_alone(
     broker: SteppedBroker, client: SteppedClient, name: str
 ) -> None:
-    """The roll stores the message again, with a later store time and the same delay. A delay that
-    counted from there would make the message late, or roll it again and again."""
+    """A roll stores the message again, with a later store time and the same delay.
+
+    A delay that counted from there would make the message late, or roll it again and again.
+    """
     broker.clock.advance(0.345)
     delay_s = 2 * DAY_S + 10 * HOUR_S
     value = delay_s * (1000 if name == "TIMER_DELAY_MS" else 1)
@@ -230,8 +232,10 @@ def test_a_recall_counts_after_a_restart(broker: SteppedBroker, client: SteppedC
 def test_a_recall_counts_though_a_start_takes_it_in_after_the_message_is_due(
     broker: SteppedBroker, client: SteppedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new master builds its wheel from the queue, slice by slice, while time goes on. Found by
-    histories of real processes, 60 and 208 of three replicas."""
+    """A new master fills its wheel from the queue, slice by slice, while time passes.
+
+    Found by histories 60 and 208 of three replicas, with real processes.
+    """
     broker.change(recall_enable=True)
     handle = send(client, 9400).fields["recallHandle"]
     for number in range(40):
@@ -256,8 +260,11 @@ def test_a_recall_counts_though_a_start_takes_it_in_after_the_message_is_due(
 def test_a_recall_counts_though_the_slaves_of_a_new_master_do_not_have_it_yet(
     broker: SteppedBroker, client: SteppedClient, is_overdue: bool, is_rebuilt: bool
 ) -> None:
-    """The master before has answered it. What the slaves do not have is hidden from the timers, as
-    from everybody. Found by history 2081 of two replicas."""
+    """The previous master has answered the recall.
+
+    Records that slaves lack are hidden from the timers, too. Found by history 2081
+    of two replicas.
+    """
     broker.change(recall_enable=True)
     handle = send(client, 9400).fields["recallHandle"]
     broker.run(0.1)
@@ -316,7 +323,7 @@ def test_a_recall_of_a_message_that_rolls_waits_with_it(
         (RecallHandle("T", "broker-a", START_MS + 4 * DAY_S * 1000, "A").encode(), 604, "later"),
     ],
 )
-def test_a_recall_that_cannot_be_meant_is_refused(
+def test_an_invalid_recall_is_refused(
     broker: SteppedBroker, client: SteppedClient, handle: str, code: int, remark: str
 ) -> None:
     broker.change(recall_enable=True)
@@ -339,7 +346,7 @@ def test_recalling_is_off_until_it_is_switched_on(
 # --- restarts
 
 
-def test_after_an_orderly_stop_nothing_is_lost_and_nothing_comes_twice(
+def test_after_an_orderly_stop_no_message_is_lost_or_repeated(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     times = [500, 1500, 3200, 3900, 60_000]
@@ -354,7 +361,7 @@ def test_after_an_orderly_stop_nothing_is_lost_and_nothing_comes_twice(
 
 
 @pytest.mark.parametrize("saves", [False, True])
-def test_after_a_kill_nothing_is_lost(
+def test_no_message_is_lost_after_a_kill(
     broker: SteppedBroker, client: SteppedClient, saves: bool
 ) -> None:
     times = list(range(2000, 6000, 40))
@@ -423,9 +430,7 @@ def test_an_idle_broker_makes_no_timer_files(broker: SteppedBroker) -> None:
     assert not [name for name in names if name.startswith("timer")]
 
 
-def test_nothing_is_written_again_when_nothing_happens(
-    broker: SteppedBroker, client: SteppedClient
-) -> None:
+def test_no_file_is_written_without_a_change(broker: SteppedBroker, client: SteppedClient) -> None:
     send(client, 500_000)
     broker.run(1.0)
     timers = broker.core.delayed.timers
@@ -433,7 +438,7 @@ def test_nothing_is_written_again_when_nothing_happens(
     broker.run(5.0)
     assert not list(timers.save())
     broker.advance(60)
-    assert list(timers.save()), "once a minute the time is noted"
+    assert list(timers.save()), "the time is saved once a minute"
 
 
 def test_a_checkpoint_that_failed_is_made_the_next_time(
@@ -460,7 +465,9 @@ def test_after_a_disk_error_the_last_good_checkpoint_stays(
     assert not list(broker.core.delayed.timers.save())
 
 
-def test_a_full_disk_delays_and_loses_nothing(broker: SteppedBroker, client: SteppedClient) -> None:
+def test_a_full_disk_delays_messages_and_loses_none(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
     for due_ms in (2000, 2001, 2002):
         send(client, due_ms)
     broker.run(1.9)
@@ -493,7 +500,7 @@ def test_chains_of_a_slot_count_their_messages(
     assert (unit.previous, unit.write_ms, unit.delay_ms) == (NO_UNIT, START_MS, 5000)
 
 
-def test_what_is_loaded_late_and_not_delivered_before_another_stop_is_not_lost(
+def test_messages_loaded_late_and_not_delivered_before_another_stop_are_not_lost(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     due = [6_250, 6_750, 9_999]
@@ -511,7 +518,7 @@ def test_what_is_loaded_late_and_not_delivered_before_another_stop_is_not_lost(
     assert bodies(broker) == due
 
 
-def test_a_stop_before_anything_is_loaded_forgets_nothing_that_was_delivered(
+def test_a_stop_before_loading_remembers_what_was_delivered(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     send(client, 3_400)
@@ -544,10 +551,10 @@ def test_a_message_sent_after_weeks_of_downtime_survives_a_second_stop(
     assert bodies(broker) == [*due, later_ms]
 
 
-def test_a_stop_right_after_a_start_repeats_nothing(
+def test_a_stop_right_after_a_start_repeats_no_message(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    """The second of the last delivery is not loaded again when the broker stops."""
+    """The slot of the last delivery is not loaded again before the broker stops."""
     due = [5_020, 60_000]
     for due_ms in due:
         send(client, due_ms)

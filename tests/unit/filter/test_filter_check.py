@@ -44,7 +44,7 @@ def test_a_surprising_expression_gets_one_warning(
     assert not finding.is_error
     assert text[finding.position : finding.position + finding.length] == place
     assert finding.code == code
-    assert fix in finding.fix
+    assert fix in finding.instead
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ REFUSED = [
     ("(a = 5", "(", "not closed", ")"),
     ("(a = ')' AND b = 5", "(", "not closed", ")"),
     ("(a = 5 b = 6)", "b", "character 1 is open", ")"),
-    ("a = 5 AND ", "", "too early", "must follow"),
+    ("a = 5 AND ", "", "too early", "Write a property"),
     ("", "", "empty", "TRUE"),
     # Classes.
     ("a = NULL", "NULL", "cannot be compared", "IS NULL"),

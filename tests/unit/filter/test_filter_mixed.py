@@ -26,7 +26,7 @@ def test_reading_a_property_in_two_ways_gets_one_warning(
     assert not finding.is_error
     assert text[finding.position :].startswith(place)
     assert finding.code == code
-    assert fix in finding.fix
+    assert fix in finding.instead
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ BAD: list[tuple[str, str, str]] = [
      " it must be a whole number from 65,536 to 8,388,608."),
     ("SQL92 that does not compile", RIGHT.replace("> 60", ">"),
      "p.yaml:5: source.filter.sql: at character 12: The expression ends too early."
-     " A property, a number, a string in single quotes or ( must follow."),
+     " Write a property, a number, a string in single quotes or ( here."),
     ("SQL92 with a tail that is ignored", RIGHT.replace("> 60", "> 60 ) x"),
      "p.yaml:5: source.filter.sql: at character 16: Everything from here on is ignored: no"
      " parenthesis is open here. Remove the parenthesis, or open one."),

@@ -32,7 +32,7 @@ from typing import Any, Final
 from sluicemq.acl.guard import Guard
 from sluicemq.broker.admin.readonly import REFUSED_CODES
 from sluicemq.broker.failover.presence import Presence
-from sluicemq.broker.replication.requests import OWN
+from sluicemq.broker.replication.requests import LOCAL_CODES
 from sluicemq.errors import RequestError, RequestTimeoutError, SluiceError
 from sluicemq.model.ids import Host
 from sluicemq.net.channel import Channel, Dialer
@@ -65,7 +65,7 @@ READS: Final = frozenset({
     Code.GET_MIN_OFFSET, Code.SEARCH_OFFSET_BY_TIMESTAMP, Code.GET_EARLIEST_MSG_STORETIME,
 })  # fmt: skip
 """What a slave answers by itself when it serves readers (slaveReadEnable)."""
-FORWARDED: Final = (REFUSED_CODES - OWN) | frozenset({
+FORWARDED: Final = (REFUSED_CODES - LOCAL_CODES) | frozenset({
     Code.SLUICE_LIST_DELAYED, Code.SLUICE_LIST_TRANSACTIONS, Code.PEEK_MESSAGE, Code.NOTIFICATION,
     Code.POLLING_INFO, Code.SLUICE_IN_FLIGHT, Code.UPDATE_CONSUMER_OFFSET,
     Code.GET_CONSUMER_LIST_BY_GROUP, Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ,

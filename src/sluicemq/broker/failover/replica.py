@@ -39,7 +39,7 @@ from sluicemq.broker.failover.election import (
     next_step,
 )
 from sluicemq.broker.failover.forward import FORWARDED, READS, Forwarder
-from sluicemq.broker.replication.insync import InSync, Term
+from sluicemq.broker.replication.in_sync import InSyncReplicas, Term
 from sluicemq.broker.replication.sides import SlaveSide
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
@@ -117,7 +117,7 @@ class Seat(Protocol):
     def log_end(self) -> LogEnd: ...
 
     @property
-    def in_sync(self) -> InSync | None:
+    def in_sync(self) -> InSyncReplicas | None:
         """Of a master."""
         ...
 
@@ -414,7 +414,7 @@ class Replica:
         """The in-sync set should be this one. `decided` follows in any case."""
         if self._side is not None or self._is_handing_over or not self.is_master:
             return  # what is under way ends with `decided`, and the set is looked at again
-        claims = self._seat.in_sync.claims if self._seat.in_sync is not None else {}
+        claims = self._seat.in_sync.state_reports if self._seat.in_sync is not None else {}
         term = self._term
         in_sync = {
             member: term.in_sync.get(member) or claims[member].incarnation
@@ -438,7 +438,7 @@ class Replica:
         in_sync, members = self._seat.in_sync, self.view.members
         if in_sync is None:
             return
-        linked = {link.replica_id for link in in_sync.replicas}
+        linked = {link.replica_id for link in in_sync.slaves}
         there = {
             member for member, incarnation in self._term.in_sync.items()
             if member in linked or member == self._id
@@ -570,7 +570,7 @@ class BrokerSeat:
             def told(found: int | BaseException) -> None:  # it is visible a turn later
                 asyncio.get_running_loop().call_soon(self.settled, dispatcher, found)
 
-            in_sync.wait(in_sync.own_end(), told)
+            in_sync.wait(in_sync.local_end(), told)
 
     def settled(self, dispatcher: Dispatcher, result: int | BaseException) -> None:
         """A new master's log is confirmed, or it is none any more."""
@@ -587,13 +587,13 @@ class BrokerSeat:
 
     @property
     def log_end(self) -> LogEnd:
-        epochs, side = self.broker.epochs, self.broker.replication_side
+        epochs, side = self.broker.log_terms, self.broker.replication_side
         epoch = max(epochs.last.number, 0) if epochs is not None else 0
-        is_whole = not self.is_broken and (not isinstance(side, SlaveSide) or side.check_whole())
+        is_whole = not self.is_broken and (not isinstance(side, SlaveSide) or side.check_complete())
         return LogEnd(epoch, self.broker.store.written_offset if is_whole else INCOMPLETE)
 
     @property
-    def in_sync(self) -> InSync | None:
+    def in_sync(self) -> InSyncReplicas | None:
         return self.broker.in_sync
 
     @property
@@ -603,9 +603,9 @@ class BrokerSeat:
     async def become(self, term: Term, life: str) -> None:
         side = self.broker.replication_side
         if not term.master_id and isinstance(side, SlaveSide):
-            side.leave()
+            side.stop_following()
             return
-        self.broker.claim = self.broker.claim._replace(life=life)
+        self.broker.identity = self.broker.identity._replace(run_id=life)
         try:
             await self.broker.change_role(term if term.master_id else None)
         except (SluiceError, OSError) as error:
@@ -672,13 +672,13 @@ async def start_replica(
     )  # fmt: skip
     broker = seat.broker = Broker(
         config, store_config, files=files, network=network, propose=replica.propose,
-        steering=replica, incarnation=incarnation, **parts,
+        role_controller=replica, incarnation=incarnation, **parts,
     )  # fmt: skip
     broker.on_opening, forwarder.give = seat.opening, seat.give
     await broker.start()
     forwarder.signed = broker.registration.sign  # with the credentials of the file, in any role
     forwarder.guard = lambda: broker.core.guard
-    broker.claim = broker.claim._replace(incarnation=incarnation.text, life=replica.life)
+    broker.identity = broker.identity._replace(incarnation=incarnation.text, run_id=replica.life)
     return replica, broker
 
 

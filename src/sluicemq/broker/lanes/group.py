@@ -63,7 +63,7 @@ IDLE_AFTER_MS: Final = 30_000
 GO_BACK_WAIT_MS: Final = 30_000
 """Pulls wait this long for a lane to have nothing in flight, and are then let through as long."""
 HAND_OVERS_PER_TICK: Final = 10_000
-"""The most pairs of lanes between which messages are handed over in one `run`, for one queue."""
+"""The most hand-overs in one `run`: one for each queue of an idle lane, and each lane."""
 FORGOTTEN_LISTED_MAX: Final = 16
 """The most forgotten subscriptions that tools list."""
 IDLE_LANES_MAX: Final = 16

@@ -36,7 +36,8 @@ class PendingPop:
         """The key of the parked requests with which it competes for messages.
 
         Pops that ask for no messages, and notifications, have keys of their own: they must not
-        receive an offer in place of a pop. Of the notifications with one filter, one is answered.
+        receive an offer instead of a pop. Notifications with the same filter compete with each
+        other.
         """
         header = self.header
         if header.count_max < 1:

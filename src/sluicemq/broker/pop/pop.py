@@ -9,8 +9,8 @@ of groups, and the messages in flight, are in `checkpoints.py`, and for ordered 
 
 A pop reads its queues in this order: with a probability of popFromRetryProbability percent the
 retry topics of the group and topic are first, otherwise last. The queues of a topic follow each
-other from a random one on. The pop stops when it has enough messages, or when READ_TIME_MAX_S is
-over. The response is sent when the checkpoints are stored (`Durable`).
+other from a random one on. The pop stops when it has enough messages or, with a filter, when
+READ_TIME_MAX_S is over. The response is sent when the checkpoints are stored (`Durable`).
 
 A pop that finds nothing is parked (`longpoll.py`). It competes for messages with the other parked
 pops that have the same competition key.

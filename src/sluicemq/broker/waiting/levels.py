@@ -100,7 +100,7 @@ class DelayLevels:
         """By number: the offsets in the file of levels that have no queue."""
         self._version: dict[str, Any] = {"counter": 0, "stateVersion": 0, "timestamp": 0}
         self._is_default = True
-        """Whether the delays are RocketMQ's defaults, so that RocketMQ computes the same times."""
+        """Whether the delays are RocketMQ's defaults. If so, due times are those in the units."""
         root = settings.store.root
         self.document = Document(files, f"{root}/config/delayOffset.json", self._render)
 
@@ -353,7 +353,8 @@ class DelayLevels:
     def _find_due_ms(self, level: DelayLevel, position: int, size: int, code: int) -> int:
         """Return when the message of a unit is due, in ms since 1970; 0 means at once.
 
-        With default delays, the unit contains the time. Otherwise it is computed from the record.
+        With default delays, it is the time in the unit. Otherwise it is computed from the record,
+        unless the broker's clock is ahead of the wall clock.
         """
         if size == BLANK_SIZE:
             return 0

@@ -64,8 +64,8 @@ class TimerListing:
         start = max(offset, indexed_end)
         for entry in intake.iter_queue(self._store, TIMER_TOPIC, 0, start, units):
             record, due_ms = entry.record, 0
-            place = self._placing.assign_slot(record, now_ms) if record is not None else None
-            if record is None or place is None or place.magic & MAGIC_DELETE:
+            assigned = self._placing.assign_slot(record, now_ms) if record is not None else None
+            if record is None or assigned is None or assigned.magic & MAGIC_DELETE:
                 record = None
             else:
                 due_ms = self._placing.compute_due_ms(record)

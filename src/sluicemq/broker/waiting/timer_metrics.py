@@ -21,7 +21,7 @@ class TimerMetrics:
         self.counts: dict[str, int] = {}
         """The number of waiting messages of each topic."""
         self._changed_ms: dict[str, int] = {}
-        """For each topic, the time of the save at which its number was last written."""
+        """The time stamp of each topic in the file, in ms since 1970."""
         self._has_changed = False
         """Whether a number has changed since the last save."""
         self._version: dict[str, Any] = {"counter": 0, "stateVersion": 0, "timestamp": 0}

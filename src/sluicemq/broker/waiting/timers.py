@@ -251,15 +251,15 @@ class Timers:
     def _index(self, entry: QueueEntry, write_ms: int) -> None:
         """Add a message of the queue to the wheel, and to a table if its slot is loaded."""
         record, offset = entry.record, self.files.queue_offset
-        place = self.placing.assign_slot(record, write_ms) if record is not None else None
-        if record is None or place is None:
+        assigned = self.placing.assign_slot(record, write_ms) if record is not None else None
+        if record is None or assigned is None:
             what = "its record is missing" if record is None else "it has no valid time"
             log.error(
                 "cannot deliver timed message %d, at position %d: %s", offset, entry.position, what
             )
             return
 
-        slot_ms, magic = place
+        slot_ms, magic = assigned
         stored_ms = self.placing.stored_at_ms(record, slot_ms)
         self._indexed_until_ms = max(self._indexed_until_ms, stored_ms)
         is_old = offset < self._rebuild_end

@@ -110,7 +110,7 @@ class Cluster(AsyncioShell):
     def send_request(self, call: Call) -> Awaitable[Command]:
         """Send one request and return an awaitable of its response, whatever its code. HOT.
 
-        Without a coroutine of its own if the connection is open. Raises ConfigurationError in
+        If the connection is open, this creates no coroutine. Raises ConfigurationError in
         another event loop or process. Raises ConnectionLostError and RequestTimeoutError, when
         called or when awaited.
         """

@@ -75,7 +75,9 @@ class MessageStream:
     ) -> None:
         """Create a stream. Applications call `Sluice.subscribe` instead."""
         self.group = group
+        """The consumer group."""
         self.subscription: Subscription = subscription
+        """The topic and its filter."""
         self._memberships = memberships
         self._options = options
         self._buffer: PrefetchBuffer | None = None
@@ -154,6 +156,10 @@ class MessageStream:
         return messages
 
     async def __aiter__(self) -> AsyncGenerator[ReceivedMessage, None]:
+        """Yield messages until the loop is left, then close the stream.
+
+        Raises what `receive` raises.
+        """
         try:
             while True:
                 yield await self.receive()
@@ -197,6 +203,7 @@ class MessageStream:
         await run_to_end(self._close())
 
     async def _close(self) -> None:
+        """Return the stream's messages to the buffer and leave the group."""
         async with self._starting:
             buffer, self._buffer = self._buffer, None
             if buffer is None or self._readers is None:
@@ -215,7 +222,7 @@ class MessageStream:
         await self.close()
 
     def __repr__(self) -> str:
-        state = "not running" if self._buffer is None else f"{len(self._buffer)} wait"
+        state = "not running" if self._buffer is None else f"{len(self._buffer)} prefetched"
         return f"<MessageStream of {self.group}: {self.subscription!r}, {state}>"
 
 
@@ -235,7 +242,7 @@ class PushConsumer:
     With `batch_max`, the handler is called with a list of messages of one queue. Returning
     acknowledges all of them, and raising rejects all of them; `RetryLaterError(done=n)`
     acknowledges the first n. A broadcasting group has no retries: a rejected message is logged and
-    dropped.
+    dropped, unless the group is ordered.
 
     Any exception of a handler rejects its message, even one that is not an Exception: a
     CancelledError of something that the handler awaits, GeneratorExit, StopIteration. Only closing
@@ -271,7 +278,9 @@ class PushConsumer:
         if batch_max is not None:
             check_number("batch_max", batch_max, 1, BATCH_MAX)
         self.batch_max = batch_max
+        """The maximum number of messages in a call of the handler, None for single messages."""
         self.group = group
+        """The consumer group."""
         self._memberships = memberships
         self._options = options
         self._handler = handler
@@ -281,6 +290,7 @@ class PushConsumer:
         if self._is_blocking:
             self._call = lambda given: run_on_thread(self._thread_pool, handler, given)
         self.concurrency = self._concurrency = concurrency
+        """How many handlers run at the same time."""
         self._version_ms = version_ms
         self._subscriptions: dict[str, Subscription] = {}
         self._buffer = OrderedPrefetchBuffer() if options.ordered else PrefetchBuffer()

@@ -399,7 +399,7 @@ class Member:
     async def _fetch_members_from(self, address: str) -> tuple[str, ...] | None:
         """Return the client ids of the members that one broker knows.
 
-        Return None if the broker does not respond.
+        Return None if the broker does not respond, and () if it responds with an error.
         """
         response = await self._call_if_reachable(address, requests.consumer_list(group=self.group))
         if response is None:
@@ -509,8 +509,9 @@ class Member:
                 complete &= await self._start_reader(queue, subscription, is_new=is_new)
         self._known_queues[topic] = set(queues) | (known or set())
         after = self.readers.queues_of_topic(topic)
-        for listener in self.assignment_listeners if after != before else ():
-            notify(listener, topic, list(queues), sorted(after))
+        if after != before:
+            for listener in self.assignment_listeners:
+                notify(listener, topic, list(queues), sorted(after))
         return complete
 
     async def _handle_exclusion(self, topic: str, members: tuple[str, ...]) -> None:
@@ -546,7 +547,7 @@ class Member:
         is_retry = queue.topic == self._retry_topic
         buffer: MessageBuffer = RetryRouter(self.buffers) if is_retry else self.buffers[queue.topic]
         try:
-            has_begun = await self.readers.add(queue, subscription, buffer, is_new=is_new)
+            has_started = await self.readers.add(queue, subscription, buffer, is_new=is_new)
         except SluiceError as error:
             self._cluster.directory.log_failure(
                 error,
@@ -561,7 +562,7 @@ class Member:
         wanted = self.subscriptions.get(queue.topic)
         if wanted is not None:  # It may have changed while the start offset was requested.
             self.readers.change_subscription(wanted)
-        return has_begun
+        return has_started
 
     async def _fetch_members(self, route: TopicRoute) -> tuple[str, ...]:
         """Return the client ids of the group's members, from the first broker that responds.

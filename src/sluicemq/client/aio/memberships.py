@@ -34,11 +34,16 @@ from sluicemq.errors import (
 )
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MASTER_ID
-from sluicemq.wire.bodies import (
-    Heartbeat,
-)
+from sluicemq.wire.bodies import Heartbeat
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.headers import HeartbeatResponse
+
+_SAME_OPTIONS_FIX: Final = "Use the same options for all consumers of a group."
+"""The fix of errors about consumers that cannot share a group."""
+_registry: Final = SubscriptionRegistry()
+"""The subscriptions of all clients of this process."""
+_registry_lock: Final = threading.Lock()
+"""Guards `_registry`, which all clients of the process share."""
 
 
 def check_compatible(
@@ -88,14 +93,6 @@ def check_compatible(
             f"{options.retry}.",
             fix=_SAME_OPTIONS_FIX,
         )
-
-
-_SAME_OPTIONS_FIX: Final = "Use the same options for all consumers of a group."
-"""The fix of errors about consumers that cannot share a group."""
-_registry: Final = SubscriptionRegistry()
-"""The subscriptions of all clients of this process."""
-_registry_lock: Final = threading.Lock()
-"""Guards `_registry`, which all clients of the process share."""
 
 
 class Memberships:

@@ -40,6 +40,9 @@ from sluicemq.files import SYSTEM_FILES, Files, load_text, replace_text
 from sluicemq.model.topic import MessageQueue
 from sluicemq.wire import fastjson
 
+_log = logging.getLogger("sluicemq.client")
+T = TypeVar("T")
+
 OFFSETS_FILE_NAME: Final = "offsets.json"
 ANCHORS_FILE_NAME: Final = "anchors.json"
 LOCK_FILE_NAME: Final = "offsets.lock"
@@ -121,10 +124,6 @@ def decode_anchors(text: str) -> dict[MessageQueue, Anchor]:
     }
 
 
-_log = logging.getLogger("sluicemq.client")
-T = TypeVar("T")
-
-
 class BrokerOffsets:
     """The offsets of one group at the brokers of the queues."""
 
@@ -198,7 +197,7 @@ class LocalOffsets:
     def __init__(self, files: Files, directory: str, *, uses_thread: bool = True) -> None:
         self._files = files
         self._directory = directory
-        self._in_thread = uses_thread
+        self._uses_thread = uses_thread
         self._table: dict[MessageQueue, int] | None = None
         self._anchors: dict[MessageQueue, Anchor] = {}
         self._is_dirty = False
@@ -309,7 +308,7 @@ class LocalOffsets:
 
         A thread cannot be stopped, so a caller that is cancelled waits until `work` has ended.
         """
-        return await run_to_end(asyncio.to_thread(work)) if self._in_thread else work()
+        return await run_to_end(asyncio.to_thread(work)) if self._uses_thread else work()
 
     async def close(self) -> None:
         """Write the files and release their lock."""

@@ -78,9 +78,9 @@ TRACE_PAUSE_S: Final = 5.0
 class CloseReport:
     """The result of closing a producer or a client.
 
-    `settled` is the number of sends that were in progress and ended while `close` waited. `unknown`
-    are the ids of messages that may or may not be stored: no broker confirmed them. Look them up
-    with `sluice message show ID` before you send them again.
+    - `settled`: the number of sends that were in progress and ended while `close` waited.
+    - `unknown`: the ids of messages that may or may not be stored, because no broker confirmed
+      them. Look them up with `sluice message show ID` before you send them again.
     """
 
     settled: int
@@ -126,6 +126,9 @@ def sender_method(
 @with_hints
 class Producer:
     """Sends messages for one producer group. `Sluice.producer` creates it.
+
+        producer = mq.producer("order-service", retries=5)
+        result = await producer.send("orders", b"17 apples", tag="new", keys="order-4711")
 
     Every method that sends raises these errors:
 
@@ -178,13 +181,17 @@ class Producer:
             trace=trace,
             first_queue=cluster.choose_first_queue,
         )
+        """Makes the requests of this producer and decides about retries. For internal use."""
         self.sender.on_first_send = on_first_send
         self.group: str = self.sender.group
+        """The producer group."""
         self.transactions: Transactions = Transactions(
             cluster.directory, self.group, listener, trace
         )
+        """The transactions of this producer that are running or have ended. For internal use."""
         self._retries_async = retries_async
         self._callbacks: set[asyncio.Task[None]] = set()
+        """The tasks of `send_soon`. Without this reference, they could be garbage-collected."""
         self._requester = requester
         self.closing: CloseOnce[CloseReport] = CloseOnce()
 
@@ -207,7 +214,8 @@ class Producer:
 
         This is RocketMQ's asynchronous send. `on_done` is called on the event loop: after a success
         with the `SendResult` and None, after a failure with None and the SluiceError that `send`
-        would raise. What `on_done` raises is logged. The other arguments are those of `send`.
+        would raise. What `on_done` raises is logged. The other arguments are those of `send`,
+        except `selector`.
 
         Like RocketMQ, it makes one attempt only, unless the producer was created with
         `retries_async`.
@@ -371,6 +379,7 @@ class Producer:
         return await self.closing.run(lambda: self._close(timeout_s))
 
     async def _close(self, timeout_s: float | None) -> CloseReport:
+        """Close the producer; `close` calls it once."""
         if self._callbacks:
             await asyncio.sleep(0)  # lets the sends begin that send_soon has just scheduled
         sender, settled = self.sender, asyncio.Event()
@@ -408,8 +417,9 @@ class Transaction(TransactionBlock):
     leaving raises nothing: `is_acknowledged` is False, and the broker checks the transaction later.
     """
 
-    def __init__(self, cluster: Cluster, *block: Any) -> None:
-        super().__init__(*block)
+    def __init__(self, cluster: Cluster, *arguments: Any) -> None:
+        """Create the block; `arguments` are those of `TransactionBlock`."""
+        super().__init__(*arguments)
         self._cluster = cluster
 
     async def __aenter__(self) -> Self:
@@ -432,6 +442,7 @@ class Requester:
         self._cluster = cluster
         self._heartbeat_thread = heartbeat_thread
         self._announced: set[tuple[str, str]] = set()
+        """The (producer group, topic) whose brokers have received a heartbeat."""
 
     async def request(
         self, sender: Sender, outgoing: OutgoingMessage, timeout_s: float

@@ -56,6 +56,20 @@ from sluicemq.model.system_names import TOOLS_GROUP
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_records
 
+_log = logging.getLogger("sluicemq.client")
+POLL_TIMEOUT_S: Final = 5.0
+"""How many seconds `poll` waits for a message by default."""
+WATCH_PERIOD_S: Final = 30.0
+"""The default interval in seconds at which `watch_queues` looks for changes."""
+QueuesListener = Callable[[str, list[MessageQueue]], None]
+"""A function (topic, queues) that is called with the changed queues of a topic."""
+AssignmentListener = Callable[[str, list[MessageQueue], list[MessageQueue]], None]
+"""A function (topic, all queues of the topic, queues of this consumer)."""
+_ONE_MODE_FIX: Final = (
+    "Use two consumers: one that subscribes to topics and one with assigned queues."
+)
+"""The fix of errors about a consumer that both subscribes and has assigned queues."""
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PullResult:
@@ -117,6 +131,7 @@ class PullConsumer:
         for the default group, which has no dead letters.
         """
         self.group: str = check_group(group)
+        """The group under whose name it pulls and commits."""
         check_undecodable(on_undecodable, body_bytes_max)
         if on_undecodable == DEAD_LETTER and group == TOOLS_GROUP:
             raise ConfigurationError(
@@ -124,6 +139,7 @@ class PullConsumer:
                 fix="Name the group that the dead letters belong to: pull_consumer(group, …).",
             )
         self.on_undecodable: OnUndecodable = on_undecodable
+        """What becomes of a message whose body cannot be decoded; see `OnUndecodable`."""
         self._body_bytes_max = body_bytes_max
         self._cluster = cluster
         self._subscriptions: dict[tuple[str, str | None, str | None], Subscription] = {}
@@ -313,17 +329,6 @@ class PullConsumer:
         await RetrySender(self._cluster, self.group, None).send_back(message, delay_level)
 
 
-_log = logging.getLogger("sluicemq.client")
-POLL_TIMEOUT_S: Final = 5.0
-"""How many seconds `poll` waits for a message by default."""
-WATCH_PERIOD_S: Final = 30.0
-"""The default interval in seconds at which `watch_queues` looks for changes."""
-QueuesListener = Callable[[str, list[MessageQueue]], None]
-"""A function (topic, queues) that is called with the changed queues of a topic."""
-AssignmentListener = Callable[[str, list[MessageQueue], list[MessageQueue]], None]
-"""A function (topic, all queues of the topic, queues of this consumer)."""
-
-
 @with_hints
 class LitePullConsumer:
     """Polls messages for a consumer group. `Sluice.lite_pull` creates it. Use it from one task.
@@ -352,15 +357,20 @@ class LitePullConsumer:
     ) -> None:
         """Create a consumer. Applications call `Sluice.lite_pull` instead."""
         self.group = group
+        """The consumer group."""
         self.options = options
+        """The options of the consumer."""
         self._cluster = cluster
         self._memberships = memberships
         self._buffer = PausablePrefetchBuffer()
         self._member: Member | None = None
+        """The membership in the group while topics are subscribed to, else None."""
         self._topics: list[str] = []
         self._assigned_readers: Readers | None = None
+        """The readers of the assigned queues, None before the first `assign`."""
         self._tasks = Tasks()
         self._watched: dict[str, list[QueuesListener]] = {}
+        """Maps a topic to the listeners that `watch_queues` added."""
         self._closing: CloseOnce[None] = CloseOnce()
         self.on_assignment_change: AssignmentListener | None = None
         """Called with (topic, all queues of the topic, queues of this consumer) after a rebalance.
@@ -738,6 +748,7 @@ class LitePullConsumer:
         await self._closing.run(self._close)
 
     async def _close(self) -> None:
+        """Leave the group; `close` calls it once."""
         await self._tasks.close()
         self._leave_member()
         while self._topics:
@@ -754,6 +765,3 @@ class LitePullConsumer:
     def __repr__(self) -> str:
         state = f"{len(self.assignment)} queues" if self.is_running else "reads nothing"
         return f"<LitePullConsumer of {self.group}: {', '.join(self._topics) or '-'}, {state}>"
-
-
-_ONE_MODE_FIX = "Use two consumers: one that subscribes to topics and one with assigned queues."

@@ -135,6 +135,8 @@ _FATAL_CODES: Final = frozenset(
 
 NO_PERMISSION (16), a filter that the broker cannot parse, and a group that does not exist.
 """
+_FLOW_CONTROL_PAUSE_S: Final = 0.02
+"""The pause in seconds before a pull that the broker refused because it is busy."""
 _STUCK_WARNING_S: Final = 60.0
 """After how many seconds without an acknowledgement a reader that waits for one logs a warning."""
 COUNT_STEP: Final = 64
@@ -149,8 +151,8 @@ class ReaderContext:
     """What all readers of a group in this client share.
 
     - `on_unknown_subscription`: called when a broker does not know the group's subscription yet.
-    - `is_lite_pull`: the readers belong to a consumer that is polled. Each pull then contains the
-      filter, and the messages are not redelivered.
+    - `is_lite_pull`: the readers belong to a consumer that is polled. Each of their pulls contains
+      the filter, and rejected messages are not retried.
     - `retry_sender`: sends rejected messages back. With None, rejected messages are dropped.
     - `dead_letter_sender`: stores undecodable messages as dead letters if the options say so.
     """
@@ -210,19 +212,23 @@ class QueueReader(RepositioningReader):
         self._context = context
         self._options = context.options
         self._limits = context.options.queue_limits(1)
+        """How many messages and bytes may be unacknowledged."""
         self._span_max = None if context.options.ordered else context.options.span_max
+        """The maximum difference of unacknowledged offsets; None means no limit."""
         self._is_paused = False
         self._is_blocked = False
+        """Whether pulls are blocked while the subscription changes."""
         self._room_available = asyncio.Event()
         """Set while more messages may be pulled."""
         self._room_available.set()
         self._pull_timeout: asyncio.Timeout | None = None
+        """Ends the pull that is in progress when it is rescheduled; None without a pull."""
         self.needs_body_check: bool = context.options.on_undecodable != DELIVER
         """Whether `check_body` must be called before a message is handed out."""
         self.tasks: Tasks = Tasks()
         """The tasks that store undecodable messages as dead letters."""
 
-    # ------------------------------------------------------------------- from consumers
+    # -------------------------------------------------------------- called by consumers
 
     @property
     def may_hand_out(self) -> bool:
@@ -242,14 +248,14 @@ class QueueReader(RepositioningReader):
 
     def mark_handed_out(self, messages: list[ReceivedMessage], owner: object) -> None:
         """Note that `owner` has received the messages, and start their traces. HOT."""
-        trace, in_flight, out = self._cluster.trace, self.in_flight, self.handed_out
+        trace, in_flight, handed_out = self._cluster.trace, self.in_flight, self.handed_out
         now_s = self._cluster.clock.monotonic_s()
         for message in messages:
             if message.in_flight is in_flight:
                 message.owner, message.handed_out_s = owner, now_s
                 if trace is not None:
                     message.delivery = trace.start_delivery(self.group, message.record)
-                out.add(message)
+                handed_out.add(message)
 
     def record_outcome(self, message: ReceivedMessage, outcome: ConsumeOutcome) -> None:
         """Record in the trace how the application processed a message that is handed out.
@@ -280,10 +286,10 @@ class QueueReader(RepositioningReader):
     def check_body(self, message: ReceivedMessage) -> bool:
         """Return whether the application may receive `message`, the next one of its buffer.
 
-        Return True for a body that can be decoded. For any other body, raise UndecodableBodyError
-        with on_undecodable="raise". With "dead_letter", start a task that stores the message as a
-        dead letter and acknowledges it, and return False; until then the message counts as handed
-        out.
+        Return True for a body that can be decoded, and for a message that no longer counts. For any
+        other body, raise UndecodableBodyError with on_undecodable="raise". With "dead_letter",
+        start a task that stores the message as a dead letter and acknowledges it, and return False;
+        until then the message counts as handed out.
         """
         error = message.body_error if message.is_current else None
         if error is None:
@@ -345,19 +351,20 @@ class QueueReader(RepositioningReader):
 
     def ack_many(self, messages: list[ReceivedMessage]) -> int:
         """Acknowledge messages and return the number of those that counted. HOT."""
-        out, in_flight, counted, were_out, since_s = self.handed_out, self.in_flight, 0, 0, 0.0
+        handed_out, in_flight = self.handed_out, self.in_flight
+        counted, returned, handed_out_s_sum = 0, 0, 0.0
         for message in messages:
-            if message in out:
-                out.remove(message)
-                were_out += 1
-                since_s += message.handed_out_s
+            if message in handed_out:
+                handed_out.remove(message)
+                returned += 1
+                handed_out_s_sum += message.handed_out_s
                 if message.delivery is not None:
                     message.delivery.finish(ConsumeOutcome.SUCCESS)
             if message.in_flight is in_flight:
                 counted += in_flight.ack(message.queue_offset)
-        if were_out:
+        if returned:
             now_s = self._cluster.clock.monotonic_s()
-            self.stats.record_acks(now_s, were_out * now_s - since_s, were_out)
+            self.stats.record_acks(now_s, returned * now_s - handed_out_s_sum, returned)
         if not self._room_available.is_set():
             self._update_room()
         return counted
@@ -495,18 +502,19 @@ class QueueReader(RepositioningReader):
                 await self._wait_for_room()
             in_flight, subscription = self.in_flight, self.subscription
 
-            def is_wanted(
-                before: InFlight = in_flight, wanted: Subscription = subscription
+            def is_current(
+                old: InFlight = in_flight, requested: Subscription = subscription
             ) -> bool:
-                return before is self.in_flight and wanted is self.subscription
+                """Return whether the reader neither moved nor changed its filter meanwhile."""
+                return old is self.in_flight and requested is self.subscription
 
             try:
                 if not await self._check_queue():
                     continue
                 response = await self._pull()
-                if response is not None and is_wanted():
+                if response is not None and is_current():
                     may_take = await self._check_response(response)
-                    if may_take and is_wanted():
+                    if may_take and is_current():
                         self._accept_response(response)
                 if self._cluster.directory.outages.current:
                     self._cluster.directory.log_recovery(self.queue, self._activity)
@@ -527,7 +535,7 @@ class QueueReader(RepositioningReader):
         failed pulls in a row.
         """
         if code == FLOW_CONTROL:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(_FLOW_CONTROL_PAUSE_S)
             return
         if code is None or not self._pulls_from_master:
             self._replica_id = MASTER_ID
@@ -580,7 +588,7 @@ class QueueReader(RepositioningReader):
             options.auto_commit
             and self.may_commit
             and not options.broadcast
-            and self._pulls_from_master  # only masters store offsets
+            and self._pulls_from_master  # a slave copies its offsets from the master
         )
         commit = in_flight.committable if may_commit else 0
         room = max(1, self._limits[0] - in_flight.count)
@@ -623,13 +631,16 @@ class QueueReader(RepositioningReader):
             return
         in_flight, tags = self.in_flight, self.subscription.tags
         # Brokers compare tags by hash: this drops messages of other tags with the same hash.
-        found = split_records(response.data, self.queue.broker, tags, self._options.body_bytes_max)
-        if found:
-            self.identity.add_anchor(make_anchor(found[-1][2]), found[-1][1], self.last_pull_s)
-        in_flight.add([(offset, size) for offset, size, _ in found], response.next_offset)
+        records = split_records(
+            response.data, self.queue.broker, tags, self._options.body_bytes_max
+        )
+        if records:
+            _, size_bytes, record = records[-1]
+            self.identity.add_anchor(make_anchor(record), size_bytes, self.last_pull_s)
+        in_flight.add([(offset, size) for offset, size, _ in records], response.next_offset)
         self._update_room()
-        if found:
-            self.stats.record_pull(self.last_pull_s, len(found))
+        if records:
+            self.stats.record_pull(self.last_pull_s, len(records))
             self.buffer.put(
-                [ReceivedMessage(record, self, in_flight, offset) for offset, _, record in found]
+                [ReceivedMessage(record, self, in_flight, offset) for offset, _, record in records]
             )

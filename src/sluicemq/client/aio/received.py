@@ -98,7 +98,7 @@ class ReceivedMessage:
     - `queue`, `queue_offset`: where the message is stored.
     - `born_time_ms`, `store_time_ms`: when it was sent and stored, in milliseconds since 1970.
       `born_host` is the address of the producer.
-    - `reconsume_times`: how many times the group has received the message before, 0 at first.
+    - `reconsume_times`: how many times it was redelivered through the broker; 0 at first.
     - `attempt`: 1, plus the number of failures after which this client kept the message instead of
       sending it back to the broker: in ordered groups, or because no broker could be reached.
     - `flag`: a number of the producer's own.
@@ -132,8 +132,11 @@ class ReceivedMessage:
         self._record = record
         self._is_undecodable_reported = False
         self.queue_offset: int = queue_offset
+        """The offset of the message in `queue`."""
         self.attempt: int = 1
+        """1, plus the number of failures after which this client kept the message."""
         self.origin: Origin = origin
+        """The reader of the queue. For internal use, like the attributes below."""
         self.in_flight: InFlight = in_flight
         self.owner: object = None
         self.handed_out_s: float = 0.0
@@ -159,8 +162,8 @@ class ReceivedMessage:
         then the original counts as acknowledged. After the maximum number of retries the copy
         becomes a dead letter. In an ordered group the message stays in its queue instead, and is
         delivered again after `suspend_s` seconds, before any other message of the queue.
-        Broadcasting groups and consumers that are polled (`LitePullConsumer`) have no retries: they
-        log a warning and drop the message.
+        Other broadcasting groups, and consumers that are polled (`LitePullConsumer`), have no
+        retries: they log a warning and drop the message.
 
         - `delay_level`: 0 means increasing delays (10 s, 30 s … 2 h), 1 or more a delay level of
           the broker, -1 a dead letter at once. None (the default) means the consumer's
@@ -277,15 +280,23 @@ class ReceivedMessage:
         return tag_of(self._record)
 
     keys: tuple[str, ...] = record_attribute("keys")
+    """The keys by which the message can be queried."""
     properties: Mapping[str, str] = record_attribute("properties")
+    """The properties by name: those of the producer and RocketMQ's reserved ones."""
     message_id: str = record_attribute("message_id")
+    """The id that the producer gave the message, or `offset_message_id` if it gave none."""
     offset_message_id: str = record_attribute("offset_message_id")
+    """The id that contains the broker and the position in its commit log."""
     flag: int = record_attribute("flag")
+    """A 32-bit number for the application's own use."""
     born_time_ms: int = record_attribute("born_time_ms")
+    """When the producer sent the message, in milliseconds since 1970."""
     born_host: Host = record_attribute("born_host")
+    """The address of the producer."""
     store_time_ms: int = record_attribute("store_time_ms")
+    """When the broker stored the message, in milliseconds since 1970."""
     reconsume_times: int = record_attribute("reconsume_times")
-    """How many times the group has received the message before."""
+    """How many times the message was redelivered through the broker; 0 at first."""
 
     @property
     def topic(self) -> str:

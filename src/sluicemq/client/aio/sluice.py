@@ -197,6 +197,7 @@ class Sluice:
             )
         network = with_tls(network, Tls.resolve(tls))
         self.client_id: str = client_id or make_client_id(clock)
+        """The name by which brokers know this client."""
         self.cluster: Cluster = Cluster(
             name_servers or default_name_servers(),
             credentials=credentials,
@@ -205,6 +206,7 @@ class Sluice:
             client_id=self.client_id,
             rng=rng,
         )
+        """The connections and routes of this client. For internal use."""
         self._heartbeat_thread = HeartbeatThread(
             self.client_id,
             credentials=self.cluster.credentials,
@@ -235,6 +237,7 @@ class Sluice:
         self.cluster.directory.on_route_change = self._on_route_change
         self.cluster.on_moved = on_moved
         self.admin: Admin = Admin(self.cluster)
+        """Administration of the cluster: topics, groups, offsets, messages."""
         self._producer_group = producer_group
         self._send_timeout_ms = send_timeout_ms
         self._trace_writer: TraceWriter | None = None
@@ -566,6 +569,7 @@ class Sluice:
                 one.closing.hurry()
 
     async def _close(self) -> CloseReport:
+        """Close everything in order; `close` calls it once."""
         reports: list[CloseReport] = []
 
         async def close_producer(producer: Producer) -> None:
@@ -598,6 +602,7 @@ class Sluice:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        """Close the client."""
         await self.close()
 
     def __repr__(self) -> str:

@@ -593,7 +593,7 @@ def make_subscription(
     kind, expression = (TAG, tags or ALL) if where is None else (SQL92, where)
     check_topic(topic)
     for finding in check_subscription(Subscription(topic, expression, kind)):
-        _log.warning("filter %r of %s: %s %s", expression, topic, finding.what, finding.fix)
+        _log.warning("filter %r of %s: %s %s", expression, topic, finding.what, finding.instead)
     return subscribe(topic, expression, kind, version)
 
 

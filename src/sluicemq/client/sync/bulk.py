@@ -36,9 +36,9 @@ from sluicemq.net.tls import Tls
 from sluicemq.record.layout import RECORD_BEGIN
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
-"""How many bytes a response may have, by default."""
+"""The maximum size of a response in bytes, by default."""
 DEPTH: Final = 3
-"""How many pulls are in flight, by default."""
+"""The number of pulls in flight, by default."""
 _COUNT_MAX: Final = 1_000_000
 """The maximum number of messages that one pull asks for."""
 _SIZE_AND_OFFSET: Final = RECORD_BEGIN.only("size", "queue_offset")

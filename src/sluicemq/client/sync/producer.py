@@ -76,7 +76,7 @@ _log = logging.getLogger("sluicemq.client")
 P = ParamSpec("P")
 T = TypeVar("T")
 _TRACE_CLOSE_S: Final = 3.0
-"""How long closing a producer may take to write the last trace records."""
+"""The maximum time for writing the last trace records when a producer is closed."""
 
 
 def sender_method(

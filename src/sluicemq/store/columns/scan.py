@@ -213,20 +213,20 @@ class ColumnScan:
                 gather.is_filter_reliable &= found is not None and found.candidates.is_sure
                 if found is None:
                     chosen = select(units)
-                    asked = len(units) // UNIT_BYTES
+                    records_read = len(units) // UNIT_BYTES
                 elif found.candidates.is_empty:
                     position = min(end, stop)
                     continue
                 else:
                     first = position - found.start
-                    chosen, units, asked = _choose(
+                    chosen, units, records_read = _choose(
                         found.candidates, first, units, gather.room, at_once, select
                     )
             except PostponedError as postponed:
                 gather.postponed = postponed.work
                 break
-            if asked:
-                records_left -= asked
+            if records_read:
+                records_left -= records_read
                 deadline_s = begin_s + READ_TIME_MAX_S
             left = gather.take_indices(units, position, chosen)
             if left >= 0:
@@ -454,11 +454,11 @@ def _filter_by_records(
     rows: list[int], needs_record: list[bool], units: Units, select: UnitSelector
 ) -> list[int]:
     """Return `rows` without those that need their record and do not match."""
-    asked = list(compress(rows, needs_record))
-    found = select(b"".join([units[row * UNIT_BYTES : (row + 1) * UNIT_BYTES] for row in asked]))
-    wanted = {asked[index] for index in found}
+    undecided = list(compress(rows, needs_record))
+    their_units = [units[row * UNIT_BYTES : (row + 1) * UNIT_BYTES] for row in undecided]
+    matching = {undecided[index] for index in select(b"".join(their_units))}
     return [
-        row for row, needs in zip(rows, needs_record, strict=True) if not needs or row in wanted
+        row for row, needs in zip(rows, needs_record, strict=True) if not needs or row in matching
     ]
 
 

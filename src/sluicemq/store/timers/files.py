@@ -131,7 +131,7 @@ class TimerLog:
     # --- The files
 
     def load(self, end: int, *, removes: bool = True) -> None:
-        """Open the files; the next unit is appended at `end`, or at the end of the files before it.
+        """Open the files. The next unit is appended at `end`, limited to the range of the files.
 
         With `removes=False`, which tools use, nothing on disk is changed. Raises
         StoreDamagedError.
@@ -152,9 +152,10 @@ class TimerLog:
         self._tail_start = self.end = end
 
     def truncate(self, end: int) -> None:
-        """Overwrite everything behind `end` in the files, durably, and continue at `end`.
+        """Remove everything from `end` on, durably, and continue at `end`.
 
-        Raises OSError.
+        Later files are removed, and the rest of the file that contains `end` is zeroed. Raises
+        OSError.
         """
         if self._segments.truncate(end):
             for segment in self._segments:

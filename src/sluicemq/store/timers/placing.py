@@ -89,15 +89,15 @@ def parse_record(view: memoryview | bytes | None) -> ParsedRecord | None:
     except ProtocolError:
         return None
     return ParsedRecord(
-        head.size_bytes,
-        head.body_crc,
-        head.queue_offset,
-        head.physical_offset,
-        head.born_time_ms,
-        bytes(view[head.born_host]),
-        head.store_time_ms,
-        bytes(view[head.topic]),
-        bytes(view[head.properties]),
+        size_bytes=head.size_bytes,
+        body_crc=head.body_crc,
+        queue_offset=head.queue_offset,
+        physical_offset=head.physical_offset,
+        born_time_ms=head.born_time_ms,
+        born_host=bytes(view[head.born_host]),
+        store_time_ms=head.store_time_ms,
+        topic=bytes(view[head.topic]),
+        properties=bytes(view[head.properties]),
     )
 
 

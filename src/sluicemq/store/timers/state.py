@@ -6,7 +6,7 @@ Therefore the wheel on disk never refers to units that are not on disk. The next
 from the checkpoint. It adds the units behind the checkpoint's end of the log to the slots. Then it
 reads the timer queue from the message after the last of these units. A unit is good if its message
 is in the commit log, behind the message of the unit before. The log behind the last good unit is
-overwritten, because a later crash could make it look valid.
+zeroed, because a later crash could make it look valid.
 
 A start trusts wheel and log only with the identity of this store (`files.identity`, one file beside
 the wheel for both) and with a checkpoint that this store wrote. After a clean shutdown, their
@@ -230,7 +230,7 @@ class TimerFiles:
         return int.from_bytes(units[:8]) if len(units) else self._store.written_offset
 
     def _recover_units(self) -> None:
-        """Add the units behind the checkpoint to the slots, and overwrite the log behind them."""
+        """Add the good units behind the checkpoint to the slots, and zero the log behind them."""
         start = self.log.end
         found = recover_units(self.wheel, self.log, self.queue_offset, self._store.committed_record)
         self.queue_offset = found.queue_offset

@@ -114,7 +114,7 @@ class BrokerReplica(ReplicaNode):
 def quieten(broker: Broker) -> None:
     """Leave the priority of the test's own thread alone while a slave catches up."""
     if isinstance(broker.replication_side, SlaveSide):
-        broker.replication_side.follower.on_pace = lambda is_low: None
+        broker.replication_side.log_receiver.on_catch_up = lambda is_low: None
 
 
 def stretch(period_s: float) -> float:

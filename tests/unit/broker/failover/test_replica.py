@@ -12,7 +12,7 @@ from sluicemq.broker.failover import election
 from sluicemq.broker.failover.consensus import Entries
 from sluicemq.broker.failover.election import INCOMPLETE, State
 from sluicemq.broker.failover.replica import LEASE_S, LogEnd, Replica
-from sluicemq.broker.replication.insync import Term
+from sluicemq.broker.replication.in_sync import Term
 from sluicemq.errors import RequestError, StoreError
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.net.dispatch import Peer
@@ -29,8 +29,8 @@ class FakeInSync:
     """What the set has is what a test says."""
 
     def __init__(self) -> None:
-        self.claims: dict[int, Any] = {}
-        self.replicas: dict[Any, Any] = {}
+        self.state_reports: dict[int, Any] = {}
+        self.slaves: dict[Any, Any] = {}
         self.propose: Callable[[frozenset[int]], None]
         self.terms: list[Term] = []
         self.deposed = ""
@@ -42,7 +42,7 @@ class FakeInSync:
     def depose(self, reason: str) -> None:
         self.deposed = reason
 
-    def own_end(self) -> int:
+    def local_end(self) -> int:
         return 0
 
     def wait(self, end: int, done: Callable[[Any], None]) -> None:
@@ -84,7 +84,7 @@ class FakeBroker:
         if self.in_sync is not None:
             self.led.append(term)
             self.in_sync.propose = self.propose
-            self.log_end = self.log_end._replace(epoch=term.epoch)
+            self.log_end = self.log_end._replace(epoch=term.number)
 
     def decided(self, term: Term) -> None:
         self.in_sync.decided(term)
@@ -180,7 +180,7 @@ async def all_in_sync(service: MemoryConsensus, nodes: list[Node]) -> None:
     in_sync = master.broker.in_sync
     for node in nodes:
         if node is not master:
-            in_sync.claims[node.broker.number] = node.replica.member
+            in_sync.state_reports[node.broker.number] = node.replica.member
     in_sync.propose(frozenset(node.broker.number for node in nodes))
     await asyncio.sleep(1)
     assert len(state_of(service).in_sync) == len(nodes)
@@ -278,7 +278,7 @@ async def test_a_proposal_is_asked_until_it_is_known(
 ) -> None:
     await asyncio.sleep(5)
     broker, client = nodes[0].broker, nodes[0].client
-    broker.in_sync.claims[2] = nodes[1].replica.member
+    broker.in_sync.state_reports[2] = nodes[1].replica.member
     client.loses_responses = True
     broker.in_sync.propose(frozenset({1, 2}))
     await asyncio.sleep(1)
@@ -479,7 +479,7 @@ async def mishap(nodes: list[Node], rng: random.Random) -> None:
                 node.replica.switch(None)
         case "propose" if node.broker.is_master:
             for one in nodes:
-                node.broker.in_sync.claims[one.broker.number] = one.replica.member
+                node.broker.in_sync.state_reports[one.broker.number] = one.replica.member
             node.broker.in_sync.propose(frozenset({1, 2, 3}))
 
 
@@ -496,7 +496,7 @@ async def test_whatever_gets_lost_one_epoch_has_one_master(
         await asyncio.sleep(rng.uniform(0, 10))
     led: dict[int, set[str]] = {}
     for term in (term for one in nodes for term in one.led):
-        led.setdefault(term.epoch, set()).add(term.life)
+        led.setdefault(term.number, set()).add(term.run_id)
     assert len(led) > 1
     assert all(len(lives) == 1 for lives in led.values())
     for one in nodes:

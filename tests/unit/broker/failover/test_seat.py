@@ -9,8 +9,8 @@ import pytest
 
 from sluicemq.broker.failover.election import INCOMPLETE
 from sluicemq.broker.failover.replica import BrokerClosedError, BrokerSeat, LogEnd
-from sluicemq.broker.replication.insync import Term
-from sluicemq.broker.replication.state import Claim
+from sluicemq.broker.replication.in_sync import Term
+from sluicemq.broker.replication.state_transfer import ReplicaIdentity
 from sluicemq.errors import StoreError
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Dispatcher, Peer
@@ -33,7 +33,7 @@ class FakeInSync:
     def __init__(self) -> None:
         self.waiting: list[Callable[[int | BaseException], None]] = []
 
-    def own_end(self) -> int:
+    def local_end(self) -> int:
         return 100
 
     def wait(self, end: int, done: Callable[[int | BaseException], None]) -> None:
@@ -44,10 +44,10 @@ class FakeBroker:
     """A dispatcher, and a store of 100 bytes."""
 
     def __init__(self) -> None:
-        self.epochs = SimpleNamespace(last=SimpleNamespace(number=-1))
+        self.log_terms = SimpleNamespace(last=SimpleNamespace(number=-1))
         self.store = SimpleNamespace(written_offset=100, failure=None)
         self.replication_side: Any = None
-        self.claim = Claim(1, "disk", "life")
+        self.identity = ReplicaIdentity(1, "disk", "life")
         self.in_sync: FakeInSync | None = None
         self.core = SimpleNamespace(guard=SimpleNamespace(account=None))
         self.askers: list[object] = []
@@ -92,7 +92,7 @@ class Stage:
 async def test_a_new_master_gives_nothing_away_before_its_log_is_confirmed() -> None:
     stage = Stage()
     await stage.seat.become(Term(2, 1), "another life")
-    assert stage.broker.claim == Claim(1, "disk", "another life")
+    assert stage.broker.identity == ReplicaIdentity(1, "disk", "another life")
     stage.ask(Code.PULL_MESSAGE)
     stage.ask(Code.SEND_MESSAGE_V2)
     assert stage.ask(Code.SLUICE_REPLICA_STATUS) == [3]

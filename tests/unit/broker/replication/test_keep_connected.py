@@ -5,31 +5,31 @@ from collections.abc import Callable
 
 import pytest
 
-from sluicemq.broker.replication.follower import follow
+from sluicemq.broker.replication.log_receiver import keep_connected
 from sluicemq.net.stream import ByteStream, StreamProtocol
 from waiting import limit
 
 
-class RecordingFollower:
-    """Notes what its connections tell it."""
+class FakeReceiver:
+    """Notes the calls of its connections."""
 
     def __init__(self) -> None:
-        self.fault = ""
-        self.told: list[str] = []
+        self.last_error = ""
+        self.calls: list[str] = []
 
-    def connected(self, stream: ByteStream) -> None:
-        self.told.append("connected")
+    def start(self, stream: ByteStream) -> None:
+        self.calls.append("connected")
 
     def data_received(self, data: bytes) -> None:
-        self.told.append(data.decode())
+        self.calls.append(data.decode())
 
     def resume_writing(self) -> None:
-        self.told.append("writable")
+        self.calls.append("writable")
 
     def connection_lost(self) -> None:
-        self.told.append("lost")
+        self.calls.append("lost")
 
-    def run(self) -> None: ...
+    def tick(self) -> None: ...
 
 
 class OpenStream:
@@ -63,10 +63,10 @@ async def until(is_so: Callable[[], bool]) -> None:
 async def test_the_late_end_of_an_old_connection_does_not_end_the_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sluicemq.broker.replication.follower.RETRY_S", 0.0)
-    monkeypatch.setattr("sluicemq.broker.replication.follower.TICK_S", 0.001)
-    follower, network = RecordingFollower(), Network()
-    task = asyncio.create_task(follow(network, follower, lambda: "master:1"))  # type: ignore[arg-type]
+    monkeypatch.setattr("sluicemq.broker.replication.log_receiver.RETRY_S", 0.0)
+    monkeypatch.setattr("sluicemq.broker.replication.log_receiver.TICK_S", 0.001)
+    receiver, network = FakeReceiver(), Network()
+    task = asyncio.create_task(keep_connected(network, receiver, lambda: "master:1"))  # type: ignore[arg-type]
     try:
         await until(lambda: len(network.users) == 1)
         network.users[0].data_received(b"one")
@@ -80,6 +80,6 @@ async def test_the_late_end_of_an_old_connection_does_not_end_the_new_one(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    assert follower.told == [
+    assert receiver.calls == [
         "connected", "one", "lost", "connected", "two", "writable", "lost",
     ]  # fmt: skip

@@ -8,8 +8,14 @@ import pytest
 
 from sluicemq.broker.group_commit import Postponed
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.replication.mirror import Applier, HeldFiles, Mirror, MirroredFiles, Places
-from sluicemq.broker.replication.state import Claim, StateFollower, StateRequests, refresh
+from sluicemq.broker.replication.state_applier import DiscardingFiles, StateApplier
+from sluicemq.broker.replication.state_log import RecordingFiles, ReplicatedPaths, StateLog
+from sluicemq.broker.replication.state_transfer import (
+    ReplicaIdentity,
+    StateReceiver,
+    StateSender,
+    reload_tables,
+)
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.clock import SYSTEM_CLOCK
@@ -30,8 +36,8 @@ from waiting import limit
 
 FOLLOW = 900301
 ADDRESS = "127.0.0.1:10911"
-MASTER = Places({"config": "/m/config"})
-SLAVE = Places({"config": "/s/config"})
+MASTER = ReplicatedPaths({"config": "/m/config"})
+SLAVE = ReplicatedPaths({"config": "/s/config"})
 
 
 class World:
@@ -39,7 +45,7 @@ class World:
 
     def __init__(self) -> None:
         self.network = MemoryNetwork()
-        self.claims: list[tuple[int, str, str, int, int]] = []
+        self.state_reports: list[tuple[int, str, str, int, int]] = []
         self.master, self.slave = CrashableFiles(), CrashableFiles()
         self.master.make_directory("/m/config")
         self.log_end = 0
@@ -48,24 +54,26 @@ class World:
         self.pool = ChannelPool(connect=self.network.dial)
         self.tasks: list[asyncio.Task[None]] = []
 
-    def claimed(
-        self, replica_id: int, incarnation: str, life: str, log_end: int, state_number: int
+    def record_state_report(
+        self, replica_id: int, incarnation: str, run_id: str, log_end: int, state_number: int
     ) -> None:
-        self.claims.append((replica_id, incarnation, life, log_end, state_number))
+        self.state_reports.append((replica_id, incarnation, run_id, log_end, state_number))
 
     async def serve(self, life: str = "one", *, is_java: bool = False) -> None:
         loop = asyncio.get_running_loop()
-        self.mirror = Mirror(MASTER, life=life, call_soon=loop.call_soon)
-        self.files = MirroredFiles(self.master, self.mirror)
-        self.requests = requests = StateRequests(
-            self.mirror, self, self.master, SYSTEM_CLOCK, lambda: 4096
+        self.state_log = StateLog(MASTER, run_id=life, call_soon=loop.call_soon)
+        self.files = RecordingFiles(self.master, self.state_log)
+        self.requests = requests = StateSender(
+            self.state_log, self, self.master, SYSTEM_CLOCK, lambda: 4096
         )
         background = Background(
             SYSTEM_CLOCK, FairScheduler(SYSTEM_CLOCK.monotonic_s, loop.call_soon)
         )
 
         def handle(command: Command, peer: Peer) -> Any:
-            return requests.follow(decode_header(FollowStateRequest, command.fields), command, peer)
+            return requests.follow_state(
+                decode_header(FollowStateRequest, command.fields), command, peer
+            )
 
         def deferred(outcome: Any, command: Command, peer: Peer) -> None:
             assert isinstance(outcome, Postponed)
@@ -81,13 +89,13 @@ class World:
             await asyncio.sleep(0)
             return work()
 
-        self.applier = Applier(self.slave, SLAVE)
-        self.follower = StateFollower(
-            self.applier, Claim(2, "disk", "life"), log_end=lambda: self.log_end,
+        self.applier = StateApplier(self.slave, SLAVE)
+        self.receiver = StateReceiver(
+            self.applier, ReplicaIdentity(2, "disk", "life"), log_end=lambda: self.log_end,
             sync=lambda: self.log_end, in_executor=in_executor, on_changed=self.changed.append,
             java=java,
         )  # fmt: skip
-        run = self.follower.run(self.pool, lambda: ADDRESS)
+        run = self.receiver.run(self.pool, lambda: ADDRESS)
         self.tasks.append(asyncio.get_running_loop().create_task(run))
 
     async def until(self, condition: Callable[[], Any]) -> None:
@@ -115,51 +123,51 @@ async def test_state_comes_and_goes_on_coming(world: World) -> None:
     replace_text(world.files, "/m/config/topics.json", "one")
     world.follow()
     await world.until(lambda: world.content("config/topics.json") == b"one")
-    assert world.claims[0] == (2, "disk", "life", 0, -1)
-    assert world.follower.master_log_start == 4096
+    assert world.state_reports[0] == (2, "disk", "life", 0, -1)
+    assert world.receiver.master_log_start == 4096
     replace_text(world.files, "/m/config/topics.json", "two")
     await world.until(lambda: world.content("config/topics.json") == b"two")
-    await world.until(lambda: world.claims[-1][4] == world.mirror.number)
+    await world.until(lambda: world.state_reports[-1][4] == world.state_log.last_number)
     assert world.changed[0] == {"config/topics.json"}
 
 
 async def test_what_waits_for_the_log_is_said_to_be_missing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluicemq.broker.replication.state.CLAIM_S", 0.01)
+    monkeypatch.setattr("sluicemq.broker.replication.state_transfer.REPORT_S", 0.01)
     await world.serve()
-    world.mirror.log_end = lambda: 100
+    world.state_log.log_end = lambda: 100
     replace_text(world.files, "/m/config/topics.json", "one")
     world.follow()
-    await world.until(lambda: len(world.claims) > 3)
+    await world.until(lambda: len(world.state_reports) > 3)
     assert world.content("config/topics.json") is None
-    assert {claim[4] for claim in world.claims} == {-1}
+    assert {report[4] for report in world.state_reports} == {-1}
     world.log_end = 100
     await world.until(lambda: world.content("config/topics.json") == b"one")
-    await world.until(lambda: world.claims[-1][3:] == (100, world.mirror.number))
+    await world.until(lambda: world.state_reports[-1][3:] == (100, world.state_log.last_number))
 
 
 async def test_a_long_poll_ends_without_news(world: World) -> None:
     await world.serve()
     world.follow()
-    await world.until(lambda: world.requests._waiting)
-    asked = len(world.claims)
-    world.requests.run(SYSTEM_CLOCK.monotonic_s() + 6)
-    await world.until(lambda: len(world.claims) > asked)
+    await world.until(lambda: world.requests._parked)
+    asked = len(world.state_reports)
+    world.requests.tick(SYSTEM_CLOCK.monotonic_s() + 6)
+    await world.until(lambda: len(world.state_reports) > asked)
 
 
 async def test_a_master_that_comes_back_has_another_life(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluicemq.broker.replication.state.PAUSE_S", 0.01)
+    monkeypatch.setattr("sluicemq.broker.replication.state_transfer.PAUSE_S", 0.01)
     await world.serve()
     world.follow()
-    await world.until(lambda: world.applier.is_whole)
+    await world.until(lambda: world.applier.has_snapshot)
     await world.listeners.pop().close()
     await world.serve("two")
     replace_text(world.files, "/m/config/topics.json", "two")
     await world.until(lambda: world.content("config/topics.json") == b"two")
-    assert world.applier.life == "two"
+    assert world.applier.run_id == "two"
 
 
 async def test_a_master_of_another_kind_is_asked_in_its_own_way(world: World) -> None:
@@ -172,7 +180,7 @@ async def test_a_master_of_another_kind_is_asked_in_its_own_way(world: World) ->
 
     world.follow(java)
     await asyncio.wait_for(asked.wait(), limit(5))
-    assert world.follower.is_java
+    assert world.receiver.is_java
 
 
 async def test_without_such_a_way_it_is_an_error(world: World) -> None:
@@ -180,13 +188,13 @@ async def test_without_such_a_way_it_is_an_error(world: World) -> None:
     world.follow()
     channel = await world.pool.get(ADDRESS)
     with pytest.raises(RequestError, match="not supported"):
-        await world.follower.follow(channel)
+        await world.receiver.follow(channel)
 
 
 async def test_a_disk_that_fails_is_tried_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluicemq.broker.replication.state.PAUSE_S", 0.01)
+    monkeypatch.setattr("sluicemq.broker.replication.state_transfer.PAUSE_S", 0.01)
     await world.serve()
     replace_text(world.files, "/m/config/topics.json", "one")
     world.slave.fail_next("write")
@@ -212,7 +220,7 @@ def _tables(files: Any) -> tuple[Topics, Groups, Offsets]:
 def test_a_slave_writes_none_of_its_masters_files() -> None:
     files = CrashableFiles()
     files.make_directory("/s/config")
-    topics, groups, offsets = _tables(HeldFiles(files, SLAVE))
+    topics, groups, offsets = _tables(DiscardingFiles(files, SLAVE))
     topics.put(TopicConfig("T", 4, 4))
     assert "T" in topics
     for document in (topics.document, groups.document, offsets.document):
@@ -222,7 +230,7 @@ def test_a_slave_writes_none_of_its_masters_files() -> None:
             sync()
     assert files.names("/s/config") == []
     with pytest.raises(FileNotFoundError):
-        HeldFiles(files, SLAVE).open("/s/config/none.json")
+        DiscardingFiles(files, SLAVE).open("/s/config/none.json")
 
 
 def test_tables_are_read_again_when_their_files_have_changed() -> None:
@@ -232,7 +240,7 @@ def test_tables_are_read_again_when_their_files_have_changed() -> None:
     offsets.put("G", "T", 0, 7)
     for document in (topics.document, offsets.document):
         document.save()
-    slave = _tables(HeldFiles(files, SLAVE))
+    slave = _tables(DiscardingFiles(files, SLAVE))
     told: list[str] = []
     slave[0].on_change = told.append
     assert slave[2].committed("G", "T", 0) == 7
@@ -240,10 +248,10 @@ def test_tables_are_read_again_when_their_files_have_changed() -> None:
     topics.put(TopicConfig("T", 8, 8), TopicConfig("new", 1, 1))
     offsets.put("G", "T", 0, 9)
     offsets.document.save()
-    refresh(*slave, {"config/topics.json.journal-2"})
+    reload_tables(*slave, {"config/topics.json.journal-2"})
     assert sorted(told) == ["T", "gone", "new"]
     assert "gone" not in slave[0]
     assert slave[0].table["T"].config.read_queues == 8
     assert slave[2].committed("G", "T", 0) == 7
-    refresh(*slave, {"config/consumerOffset.json"})
+    reload_tables(*slave, {"config/consumerOffset.json"})
     assert slave[2].committed("G", "T", 0) == 9

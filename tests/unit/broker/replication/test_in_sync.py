@@ -7,7 +7,7 @@ import pytest
 
 from simulation.stepped import ManualClock
 from sluicemq.broker.failover.replica import LEASE_S
-from sluicemq.broker.replication.insync import NOT_ENOUGH, InSync, Term
+from sluicemq.broker.replication.in_sync import NOT_ENOUGH, InSyncReplicas, Term
 from sluicemq.broker.settings import Settings
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreUncertainError
@@ -42,8 +42,8 @@ class Stage:
 
     def __post_init__(self) -> None:
         config = BrokerConfig(**{"broker_role": "SYNC_MASTER"} | self.keys)
-        self.gate = InSync(
-            Settings(config, StoreConfig()), self.clock, lambda: self.end, own_id=1,
+        self.gate = InSyncReplicas(
+            Settings(config, StoreConfig()), self.clock, lambda: self.end, local_id=1,
             term=self.term, propose=self.proposed.append,
         )  # fmt: skip
 
@@ -55,9 +55,9 @@ class Stage:
 
     def slave(self, replica_id: int | None = None, incarnation: str = "a") -> Slave:
         if replica_id is not None:
-            self.gate.claimed(replica_id, incarnation, "1", 0, 0)
+            self.gate.record_state_report(replica_id, incarnation, "1", 0, 0)
         slave = Slave(replica_id)
-        self.gate.joined(slave)
+        self.gate.add_slave(slave)
         return slave
 
 
@@ -73,11 +73,11 @@ def test_whoever_has_it_first_confirms() -> None:
     one, two = stage.slave(), stage.slave()
     stage.wait(400)
     stage.wait(900)
-    stage.gate.acknowledged(one, 399)
+    stage.gate.record_ack(one, 399)
     assert stage.done == []
-    stage.gate.acknowledged(two, 600)
+    stage.gate.record_ack(two, 600)
     assert (stage.done, stage.gate.confirmed) == ([600], 600)
-    stage.gate.acknowledged(one, 1000)
+    stage.gate.record_ack(one, 1000)
     assert stage.done == [600, 1000]
 
 
@@ -87,7 +87,7 @@ def test_who_waits_for_what_is_confirmed_is_told_at_once() -> None:
     stage.wait(900)
     stage.wait(0)
     assert stage.done == [0]
-    stage.gate.acknowledged(stage.slave(), 900)
+    stage.gate.record_ack(stage.slave(), 900)
     assert stage.done == [0, 900]
 
 
@@ -99,7 +99,7 @@ def test_who_asks_in_another_thread_may_do_so_while_a_slave_comes() -> None:
         stage.slave()
         return stage.end
 
-    stage.gate.own_end = own_end
+    stage.gate.local_end = own_end
     assert NOT_ENOUGH in str(stage.gate.refusal)
 
 
@@ -113,11 +113,11 @@ def test_an_empty_slave_counts_from_its_connection_on_and_is_waited_for() -> Non
     assert stage.done == [], "nothing is confirmed before it has it"
     stage.end = 1001
     assert stage.gate.is_slave_missing, "it is too far behind"
-    stage.gate.acknowledged(slave, 1)
+    stage.gate.record_ack(slave, 1)
     assert not stage.gate.is_slave_missing
-    stage.gate.acknowledged(slave, 1000)
+    stage.gate.record_ack(slave, 1000)
     assert stage.done == [1000]
-    stage.gate.left(slave)
+    stage.gate.remove_slave(slave)
     assert stage.gate.is_slave_missing
 
 
@@ -125,18 +125,18 @@ def test_of_three_replicas_two_slaves_have_to_have_it() -> None:
     stage = Stage({"in_sync_written": 3})
     one, two = stage.slave(), stage.slave()
     stage.wait(500)
-    stage.gate.acknowledged(one, 1000)
+    stage.gate.record_ack(one, 1000)
     assert stage.done == []
-    stage.gate.acknowledged(two, 500)
+    stage.gate.record_ack(two, 500)
     assert stage.done == [500]
 
 
 def test_what_is_confirmed_never_goes_back_and_never_beyond_the_own_log() -> None:
     stage = Stage({})
     one = stage.slave()
-    stage.gate.acknowledged(one, 2000)
+    stage.gate.record_ack(one, 2000)
     assert stage.gate.confirmed == 1000
-    stage.gate.left(one)
+    stage.gate.remove_slave(one)
     assert stage.gate.confirmed == 1000
 
 
@@ -145,9 +145,9 @@ def test_4_9_says_at_once_that_no_slave_is_near() -> None:
     assert stage.gate.is_slave_missing
     slave = stage.slave()
     assert stage.gate.is_slave_missing
-    stage.gate.acknowledged(slave, 899)
+    stage.gate.record_ack(slave, 899)
     assert stage.gate.is_slave_missing
-    stage.gate.acknowledged(slave, 900)
+    stage.gate.record_ack(slave, 900)
     assert not stage.gate.is_slave_missing
     assert not Stage({"in_sync_written": 2}).gate.is_slave_missing
 
@@ -174,7 +174,7 @@ def test_a_deposed_master_leaves_everything_unsure() -> None:
     slave = stage.slave(2)
     stage.wait(1000)
     stage.gate.depose("replica 2 is master in epoch 4")
-    stage.gate.acknowledged(slave, 1000)
+    stage.gate.record_ack(slave, 1000)
     stage.wait(1000)
     assert stage.gate.confirmed == 0
     assert len(stage.done) == 2
@@ -195,22 +195,22 @@ def test_all_of_the_set_have_to_have_it() -> None:
     stage = Stage({}, term(r2="a", r3="a"))
     two, three = stage.slave(2), stage.slave(3)
     stage.wait(500)
-    stage.gate.acknowledged(two, 1000)
+    stage.gate.record_ack(two, 1000)
     assert stage.done == []
-    stage.gate.acknowledged(three, 500)
+    stage.gate.record_ack(three, 500)
     assert stage.done == [500]
 
 
 def test_another_disk_or_an_older_life_has_no_word() -> None:
     stage = Stage({}, term(r2="a"))
     wiped = stage.slave(2, incarnation="b")
-    stage.gate.acknowledged(wiped, 1000)
+    stage.gate.record_ack(wiped, 1000)
     assert stage.gate.confirmed == 0
     old = stage.slave(2, incarnation="a")
     assert wiped.is_closed is False
-    stage.gate.claimed(2, "a", "2", 0, 0)
+    stage.gate.record_state_report(2, "a", "2", 0, 0)
     assert old.is_closed
-    stage.gate.acknowledged(old, 1000)
+    stage.gate.record_ack(old, 1000)
     assert stage.gate.confirmed == 0
 
 
@@ -219,13 +219,13 @@ def test_a_replica_that_restarted_is_left_out_before_its_old_connection_has_ende
     wait for it meanwhile."""
     stage = Stage({}, term(r2="a"))
     old = stage.slave(2)
-    stage.gate.acknowledged(old, 1000)
+    stage.gate.record_ack(old, 1000)
     stage.end = 2000
     stage.wait(2000)
-    stage.gate.claimed(2, "a", "2", 1000, 0)
+    stage.gate.record_state_report(2, "a", "2", 1000, 0)
     assert stage.proposed == [frozenset({1})]
     assert stage.done == [], "it counts until the consensus has the smaller set"
-    stage.gate.decided(term())
+    stage.gate.set_term(term())
     assert stage.done == [2000]
 
 
@@ -234,60 +234,62 @@ def test_a_delayed_claim_does_not_bring_back_what_an_older_life_had_acknowledged
     the older life that is read after one of the new life changes nothing of that."""
     stage = Stage({}, term(r2="a", r3="a"))
     old, other = stage.slave(2), stage.slave(3)
-    stage.gate.acknowledged(old, 1000)
-    stage.gate.claimed(2, "a", "2", 0, 0)
-    stage.gate.claimed(2, "a", "1", 1000, 0)
-    stage.gate.acknowledged(other, 1000)
+    stage.gate.record_ack(old, 1000)
+    stage.gate.record_state_report(2, "a", "2", 0, 0)
+    stage.gate.record_state_report(2, "a", "1", 1000, 0)
+    stage.gate.record_ack(other, 1000)
     assert stage.gate.confirmed == 0
 
 
 def test_the_end_of_an_older_connection_does_not_end_a_joining_under_way() -> None:
     """The connection of the older life ends when that of the new one is already waited for."""
     stage = Stage({}, term())
-    stage.gate.state_number = lambda: 7
+    stage.gate.last_state_number = lambda: 7
     old = stage.slave(2)
-    stage.gate.claimed(2, "a", "2", 1000, 0)
+    stage.gate.record_state_report(2, "a", "2", 1000, 0)
     new = Slave(2)
-    stage.gate.joined(new)
-    stage.gate.acknowledged(new, 1000)
-    stage.gate.run()
-    assert stage.gate.members() == {1, 2}
-    stage.gate.left(old)
-    assert stage.gate.members() == {1, 2}
+    stage.gate.add_slave(new)
+    stage.gate.record_ack(new, 1000)
+    stage.gate.tick()
+    assert stage.gate.awaited_members() == {1, 2}
+    stage.gate.remove_slave(old)
+    assert stage.gate.awaited_members() == {1, 2}
 
 
 def test_who_has_what_is_confirmed_in_log_and_state_goes_into_the_set() -> None:
     stage = Stage({}, term())
-    stage.gate.state_number = lambda: 7
+    stage.gate.last_state_number = lambda: 7
     stage.wait(1000)
     slave = stage.slave(2)
-    stage.gate.acknowledged(slave, 999)
-    stage.gate.run()
-    stage.gate.acknowledged(slave, 1000)
-    stage.gate.run()
+    stage.gate.record_ack(slave, 999)
+    stage.gate.tick()
+    stage.gate.record_ack(slave, 1000)
+    stage.gate.tick()
     assert stage.proposed == []
-    stage.gate.claimed(2, "a", "1", 1000, 7)
-    stage.gate.run()
+    stage.gate.record_state_report(2, "a", "1", 1000, 7)
+    stage.gate.tick()
     assert stage.proposed == [frozenset({1, 2})]
-    stage.gate.run()
+    stage.gate.tick()
     assert len(stage.proposed) == 1, "one at a time"
 
 
 def test_who_lacks_what_a_master_before_may_have_confirmed_stays_out_of_the_set() -> None:
     """A new master knows less to be confirmed than was: all of it lies in the log it began with."""
     stage = Stage({}, term=term(_1="a", _2="a"))
-    stage.gate.claimed(2, "a", "1", 0, 0)  # a member that has not acknowledged anything yet
+    stage.gate.record_state_report(
+        2, "a", "1", 0, 0
+    )  # a member that has not acknowledged anything yet
     late = stage.slave(3)
-    stage.gate.acknowledged(late, 999)
+    stage.gate.record_ack(late, 999)
     for _ in range(20):
         stage.clock.advance(0.2)
-        stage.gate.run()
+        stage.gate.tick()
     assert stage.gate.confirmed == 0
     assert frozenset({1, 2, 3}) not in stage.proposed
     assert frozenset({1, 3}) not in stage.proposed
-    stage.gate.acknowledged(late, 1000)
+    stage.gate.record_ack(late, 1000)
     stage.gate._proposed = None
-    stage.gate.run()
+    stage.gate.tick()
     assert 3 in stage.proposed[-1]
 
 
@@ -295,14 +297,14 @@ def test_a_master_that_never_stands_still_keeps_nobody_out() -> None:
     """Who is near is waited for, and has to come to where everything was then."""
     stage, state = Stage({}, term()), iter(range(100, 10_000, 100))
     number = next(state)
-    stage.gate.state_number = lambda: number
+    stage.gate.last_state_number = lambda: number
     slave = stage.slave(2)
     for _ in range(12):  # behind by 50 bytes and 50 operations, at all times
         number, stage.end = next(state), stage.end + 100
         stage.wait(stage.end)
-        stage.gate.claimed(2, "a", "1", 0, number - 50)
-        stage.gate.acknowledged(slave, stage.end - 50)
-        stage.gate.run()
+        stage.gate.record_state_report(2, "a", "1", 0, number - 50)
+        stage.gate.record_ack(slave, stage.end - 50)
+        stage.gate.tick()
         stage.clock.advance(0.2)
     assert stage.proposed == [frozenset({1, 2})]
     assert stage.gate.confirmed == stage.end - 50, "who may be in the set is waited for"
@@ -310,69 +312,69 @@ def test_a_master_that_never_stands_still_keeps_nobody_out() -> None:
 
 def test_who_does_not_come_up_is_not_waited_for_any_longer() -> None:
     stage, number = Stage({}, term()), 7
-    stage.gate.state_number = lambda: number
+    stage.gate.last_state_number = lambda: number
     slave = stage.slave(2)
-    stage.gate.acknowledged(slave, 1000)
-    stage.gate.run()
-    assert stage.gate.members() == {1, 2}
+    stage.gate.record_ack(slave, 1000)
+    stage.gate.tick()
+    assert stage.gate.awaited_members() == {1, 2}
     stage.end = 2000
     stage.wait(2000)
     stage.clock.advance(1.9)
-    stage.gate.run()
+    stage.gate.tick()
     assert stage.done == []
     stage.clock.advance(0.2)
-    stage.gate.run()
+    stage.gate.tick()
     assert (stage.done, stage.proposed) == ([2000], [])
-    stage.gate.acknowledged(slave, 2000)
+    stage.gate.record_ack(slave, 2000)
     stage.clock.advance(14.0)
-    stage.gate.run()
-    assert stage.gate.members() == {1}, "not again so soon"
+    stage.gate.tick()
+    assert stage.gate.awaited_members() == {1}, "not again so soon"
     stage.clock.advance(1.1)
-    stage.gate.run()
-    assert stage.gate.members() == {1, 2}
-    stage.gate.left(slave)
-    assert stage.gate.members() == {1}
+    stage.gate.tick()
+    assert stage.gate.awaited_members() == {1, 2}
+    stage.gate.remove_slave(slave)
+    assert stage.gate.awaited_members() == {1}
 
 
 def test_while_a_proposal_is_under_way_both_sets_count() -> None:
     stage = Stage({}, term())
     slave = stage.slave(2)
     stage.wait(1000)
-    stage.gate.acknowledged(slave, 1000)
-    stage.gate.run()
+    stage.gate.record_ack(slave, 1000)
+    stage.gate.tick()
     assert stage.proposed == [frozenset({1, 2})]
-    assert stage.gate.members() == {1, 2}, "for answered changes, too"
+    assert stage.gate.awaited_members() == {1, 2}, "for answered changes, too"
     stage.end = 2000
     stage.wait(2000)
     assert stage.done == [1000]
-    stage.gate.decided(term())  # it was not to be
+    stage.gate.set_term(term())  # it was not to be
     assert stage.done == [1000, 2000]
 
 
 def test_who_has_gone_is_left_out_at_once_and_waited_for_until_that_is_so() -> None:
     stage = Stage({}, term(r2="a"))
     slave = stage.slave(2)
-    stage.gate.acknowledged(slave, 1000)
+    stage.gate.record_ack(slave, 1000)
     stage.end = 2000
     stage.wait(2000)
-    stage.gate.left(slave)
+    stage.gate.remove_slave(slave)
     assert stage.proposed == [frozenset({1})]
     assert stage.done == []
-    stage.gate.decided(term())
+    stage.gate.set_term(term())
     assert stage.done == [2000]
 
 
 def test_who_is_behind_for_long_is_left_out() -> None:
     stage = Stage({"catch_up_ms": 10_000}, term(r2="a"))
     slave = stage.slave(2)
-    stage.gate.acknowledged(slave, 1000)
+    stage.gate.record_ack(slave, 1000)
     stage.end = 2000
-    stage.gate.run()
+    stage.gate.tick()
     stage.clock.advance(9.9)
-    stage.gate.run()
+    stage.gate.tick()
     assert stage.proposed == []
     stage.clock.advance(0.2)
-    stage.gate.run()
+    stage.gate.tick()
     assert stage.proposed == [frozenset({1})]
 
 
@@ -380,27 +382,27 @@ def test_a_silent_slave_leaves_the_set_before_a_send_fails_or_a_lease_ends() -> 
     """Its process is stopped, and its connection stays open."""
     stage = Stage({}, term(r2="a"))
     slave = stage.slave(2)
-    stage.gate.acknowledged(slave, 1000)
-    stage.gate.run()
+    stage.gate.record_ack(slave, 1000)
+    stage.gate.tick()
     stage.end = 2000
     stage.wait(2000)
     begin_s = stage.clock.monotonic_s()
     while not stage.proposed:
         stage.clock.advance(0.2)  # the sweep
-        stage.gate.run()
+        stage.gate.tick()
     assert stage.proposed == [frozenset({1})]
     waited_s = stage.clock.monotonic_s() - begin_s
     assert 2.4 < waited_s < min(stage.gate.timeout_s, LEASE_S)
-    stage.gate.decided(term())
+    stage.gate.set_term(term())
     assert stage.done == [2000]
 
 
 def test_who_has_not_come_yet_has_time() -> None:
     stage = Stage({"catch_up_ms": 10_000}, term(r2="a"))
-    stage.gate.run()
+    stage.gate.tick()
     assert stage.proposed == []
     stage.clock.advance(10.1)
-    stage.gate.run()
+    stage.gate.tick()
     assert stage.proposed == [frozenset({1})]
 
 
@@ -409,19 +411,19 @@ def test_lag_is_the_age_of_the_first_thing_that_is_missing() -> None:
     slave = stage.slave()
     for end in (1000, 1100, 1200):
         stage.end = end
-        stage.gate.run()
+        stage.gate.tick()
         stage.clock.advance(0.2)
-    stage.gate.acknowledged(slave, 1100)
-    assert stage.gate.lag_ms(stage.gate.replicas[slave]) == 200
-    stage.gate.acknowledged(slave, 1200)
-    assert stage.gate.lag_ms(stage.gate.replicas[slave]) == 0
+    stage.gate.record_ack(slave, 1100)
+    assert stage.gate.lag_ms(stage.gate.slaves[slave]) == 200
+    stage.gate.record_ack(slave, 1200)
+    assert stage.gate.lag_ms(stage.gate.slaves[slave]) == 0
 
 
 def test_a_master_that_ends_leaves_the_set_as_it_is() -> None:
     stage = Stage({}, term(r2="a"))
     slave = stage.slave(2)
-    stage.gate.acknowledged(slave, 1000)
+    stage.gate.record_ack(slave, 1000)
     stage.gate.propose = None
-    stage.gate.left(slave)
-    stage.gate.run()
+    stage.gate.remove_slave(slave)
+    stage.gate.tick()
     assert stage.proposed == []

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicemq.broker.replication import mirror as mirrors
-from sluicemq.broker.replication.mirror import (
-    Applier,
-    Kind,
-    Mirror,
-    MirroredFiles,
+from sluicemq.broker.replication import state_log
+from sluicemq.broker.replication.state_applier import StateApplier
+from sluicemq.broker.replication.state_log import (
     Operation,
-    Places,
+    OperationKind,
+    RecordingFiles,
+    ReplicatedPaths,
+    StateLog,
     decode_operations,
     encode_operations,
 )
@@ -22,8 +22,8 @@ from sluicemq.errors import ProtocolError
 from sluicemq.files import overwrite_text, replace_text
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
-MASTER = Places({"config": "/m/config", "acl/main": "/etc/m/plain_acl.yml"})
-SLAVE = Places({"config": "/s/config", "acl/main": "/etc/s/rules.yml"})
+MASTER = ReplicatedPaths({"config": "/m/config", "acl/main": "/etc/m/plain_acl.yml"})
+SLAVE = ReplicatedPaths({"config": "/s/config", "acl/main": "/etc/s/rules.yml"})
 
 
 class Pair:
@@ -33,24 +33,24 @@ class Pair:
         self.master = CrashableFiles()
         self.master.make_directory("/m/config")
         self.slave = CrashableFiles()
-        self.mirror = Mirror(MASTER, life="one")
-        self.files = MirroredFiles(self.master, self.mirror)
+        self.state_log = StateLog(MASTER, run_id="one")
+        self.files = RecordingFiles(self.master, self.state_log)
         self.units: list[tuple[str, int, int, bytes]] = []
         self.start()
 
     def start(self) -> None:
         """A slave's process begins."""
-        self.applier = Applier(self.slave, SLAVE, lambda *unit: self.units.append(unit))
-        self.applier.settle()
+        self.applier = StateApplier(self.slave, SLAVE, lambda *unit: self.units.append(unit))
+        self.applier.finish_snapshot()
 
     def ask(self, log_end: int = 1 << 62) -> bool:
         """One request; False: there was nothing new."""
-        applier, mirror = self.applier, self.mirror
-        mirror.asked(1, applier.life, applier.number, 0.0)
-        found = mirror.after(applier.life, applier.number)
+        applier, state_log = self.applier, self.state_log
+        state_log.record_progress(1, applier.run_id, applier.applied_number, 0.0)
+        found = state_log.operations_after(applier.run_id, applier.applied_number)
         if found is None:
-            found = mirror.snapshot(self.master)
-        applier.take(mirror.life, decode_operations(encode_operations(found)))
+            found = state_log.make_snapshot(self.master)
+        applier.enqueue(state_log.run_id, decode_operations(encode_operations(found)))
         applier.apply(log_end)
         return bool(found)
 
@@ -58,8 +58,8 @@ class Pair:
         while self.ask():
             pass
 
-    def contents(self, files: CrashableFiles, places: Places) -> dict[str, bytes]:
-        return {name: files.content(path) for name, path in places.walk(files)}
+    def contents(self, files: CrashableFiles, places: ReplicatedPaths) -> dict[str, bytes]:
+        return {name: files.content(path) for name, path in places.find_files(files)}
 
     @property
     def is_same(self) -> bool:
@@ -101,44 +101,44 @@ def test_what_is_the_replicas_own_stays(pair: Pair) -> None:
 
 def test_an_operation_waits_for_the_log(pair: Pair) -> None:
     pair.follow()
-    pair.mirror.log_end = lambda: 100
+    pair.state_log.log_end = lambda: 100
     replace_text(pair.files, "/m/config/consumerOffset.json", "{}")
     pair.ask(log_end=99)
-    assert pair.applier.waits_for == 100
+    assert pair.applier.next_log_end == 100
     assert not pair.slave.exists("/s/config/consumerOffset.json")
-    assert pair.mirror.number_of(1) < pair.mirror.number
+    assert pair.state_log.acked_number(1) < pair.state_log.last_number
     pair.applier.apply(100)
     assert pair.is_same
     pair.ask(100)
-    assert pair.mirror.number_of(1) == pair.mirror.number
+    assert pair.state_log.acked_number(1) == pair.state_log.last_number
 
 
 def test_a_snapshot_waits_for_the_log_as_a_whole(pair: Pair) -> None:
     replace_text(pair.files, "/m/config/topics.json", "one")
-    pair.mirror.log_end = lambda: 100
+    pair.state_log.log_end = lambda: 100
     pair.ask(log_end=99)
-    assert not pair.applier.is_whole
+    assert not pair.applier.has_snapshot
     assert not pair.slave.exists("/s/config/topics.json")
     pair.applier.apply(100)
-    assert pair.applier.is_whole
+    assert pair.applier.has_snapshot
     assert pair.is_same
 
 
 def test_a_slave_that_is_too_far_behind_gets_a_snapshot(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirrors, "RETAINED_BYTES_MAX", 1000)
+    monkeypatch.setattr(state_log, "RETAINED_BYTES_MAX", 1000)
     pair.follow()
     for number in range(10):
         replace_text(pair.files, "/m/config/topics.json", f"{number}" * 300)
-    assert pair.mirror.after("one", pair.applier.number) is None
+    assert pair.state_log.operations_after("one", pair.applier.applied_number) is None
     pair.follow()
     assert pair.is_same
 
 
 def test_a_snapshot_of_many_answers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirrors, "ANSWER_BYTES", 100)
-    monkeypatch.setattr(mirrors, "CHUNK_BYTES", 30)
+    monkeypatch.setattr(state_log, "ANSWER_BYTES", 100)
+    monkeypatch.setattr(state_log, "CHUNK_BYTES", 30)
     for number in range(5):
         replace_text(pair.files, f"/m/config/{number}.json", f"{number}" * 100)
     asked = 0
@@ -155,24 +155,24 @@ def test_a_snapshot_of_many_answers(pair: Pair, monkeypatch: pytest.MonkeyPatch)
 def test_numbers_of_another_life_count_for_nothing(pair: Pair) -> None:
     replace_text(pair.files, "/m/config/topics.json", "one")
     pair.follow()
-    pair.mirror = Mirror(MASTER, life="two")
-    pair.files = MirroredFiles(pair.master, pair.mirror)
+    pair.state_log = StateLog(MASTER, run_id="two")
+    pair.files = RecordingFiles(pair.master, pair.state_log)
     replace_text(pair.files, "/m/config/topics.json", "two")
-    assert pair.mirror.number_of(1) == -1
-    pair.mirror.asked(1, pair.applier.life, pair.applier.number, 0.0)
-    assert pair.mirror.number_of(1) == -1
+    assert pair.state_log.acked_number(1) == -1
+    pair.state_log.record_progress(1, pair.applier.run_id, pair.applier.applied_number, 0.0)
+    assert pair.state_log.acked_number(1) == -1
     pair.follow()
     assert pair.is_same
-    assert pair.mirror.number_of(1) == pair.mirror.number
+    assert pair.state_log.acked_number(1) == pair.state_log.last_number
 
 
 def test_who_waits_is_called_when_all_have_it(pair: Pair) -> None:
     pair.follow()
     said: list[str] = []
-    pair.mirror.kept(lambda: [1], lambda: said.append("nothing has happened"))
+    pair.state_log.call_when_replicated(lambda: [1], lambda: said.append("nothing has happened"))
     replace_text(pair.files, "/m/config/topics.json", "two")
-    pair.mirror.kept(lambda: [1], lambda: said.append("kept"))
-    pair.mirror.kept(tuple, lambda: said.append("nobody to wait for"))
+    pair.state_log.call_when_replicated(lambda: [1], lambda: said.append("kept"))
+    pair.state_log.call_when_replicated(tuple, lambda: said.append("nobody to wait for"))
     assert said == ["nothing has happened", "nobody to wait for"]
     pair.follow()
     assert said[2:] == ["kept"]
@@ -181,14 +181,14 @@ def test_who_waits_is_called_when_all_have_it(pair: Pair) -> None:
 def test_a_long_poll_is_woken(pair: Pair) -> None:
     pair.follow()
     woken: list[int] = []
-    pair.mirror.wait_for(pair.mirror.number + 1, lambda: woken.append(1))
+    pair.state_log.call_when_recorded(pair.state_log.last_number + 1, lambda: woken.append(1))
     assert not woken
     replace_text(pair.files, "/m/config/topics.json", "two")
     assert woken
 
 
 def test_units_of_a_snapshot_are_handed_on(pair: Pair) -> None:
-    pair.mirror.units = lambda: [("T/x", 3, 7, b"u" * 20)]
+    pair.state_log.expired_queues = lambda: [("T/x", 3, 7, b"u" * 20)]
     pair.follow()
     assert pair.units == [("T/x", 3, 7, b"u" * 20)]
 
@@ -196,16 +196,16 @@ def test_units_of_a_snapshot_are_handed_on(pair: Pair) -> None:
 def test_rules_that_somebody_edits_are_found(pair: Pair) -> None:
     pair.master.put("/etc/m/plain_acl.yml", b"one")
     pair.follow()
-    pair.mirror.look(pair.master)
+    pair.state_log.record_edits(pair.master)
     pair.master.put("/etc/m/plain_acl.yml", b"two")
-    pair.mirror.look(pair.master)
+    pair.state_log.record_edits(pair.master)
     pair.follow()
     assert pair.is_same
-    number = pair.mirror.number
-    pair.mirror.look(pair.master)
-    assert pair.mirror.number == number
+    number = pair.state_log.last_number
+    pair.state_log.record_edits(pair.master)
+    assert pair.state_log.last_number == number
     pair.master.remove("/etc/m/plain_acl.yml")
-    pair.mirror.look(pair.master)
+    pair.state_log.record_edits(pair.master)
     pair.follow()
     assert pair.is_same
 
@@ -216,19 +216,19 @@ def test_a_failing_disk_means_a_snapshot(pair: Pair) -> None:
     pair.slave.fail_next("rename")
     with pytest.raises(OSError, match="error"):
         pair.follow()
-    assert not pair.applier.is_whole
+    assert not pair.applier.has_snapshot
     pair.follow()
     assert pair.is_same
 
 
 @pytest.mark.parametrize("name", ["config/../../etc/passwd", "etc/passwd", "configs/x"])
 def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
-    with pytest.raises(ProtocolError, match="no place"):
+    with pytest.raises(ProtocolError, match="not the name of a replicated file"):
         SLAVE.path_of(name)
 
 
 OPERATIONS = st.builds(
-    Operation, st.integers(0, 2**62), st.integers(0, 2**62), st.sampled_from(Kind),
+    Operation, st.integers(0, 2**62), st.integers(0, 2**62), st.sampled_from(OperationKind),
     st.text(max_size=20), st.integers(0, 2**62), st.binary(max_size=50),
 )  # fmt: skip
 
@@ -256,13 +256,15 @@ def test_a_slave_killed_at_any_moment_has_files_of_one_moment(seed: int, fails_a
     moments = [pair.contents(pair.master, MASTER)]
     said = -1
 
-    class Seen(Mirror):
-        def add(self, kind: Kind, name: str, offset: int = 0, data: bytes = b"") -> None:
-            super().add(kind, name, offset, data)
+    class ObservedLog(StateLog):
+        def record(
+            self, kind: OperationKind, name: str, offset: int = 0, data: bytes = b""
+        ) -> None:
+            super().record(kind, name, offset, data)
             moments.append(pair.contents(pair.master, MASTER))
 
-    pair.mirror = Seen(MASTER, life="one")
-    pair.files = MirroredFiles(pair.master, pair.mirror)
+    pair.state_log = ObservedLog(MASTER, run_id="one")
+    pair.files = RecordingFiles(pair.master, pair.state_log)
     if rng.random() < 0.5:
         pair.ask()
     pair.slave.power_fails_after = fails_after
@@ -279,7 +281,7 @@ def test_a_slave_killed_at_any_moment_has_files_of_one_moment(seed: int, fails_a
                 pair.files.remove("/m/config/topics.json.bak")
             if rng.random() < 0.6:
                 pair.ask()
-                said = pair.mirror.number_of(1)
+                said = pair.state_log.acked_number(1)
     except PowerLost:
         pass
     pair.slave.power_fails_after = None
