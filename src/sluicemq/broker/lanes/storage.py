@@ -16,7 +16,7 @@ from typing import Final
 from sluicemq.broker.documents import Document
 from sluicemq.broker.lanes.filters import get_rule_filter
 from sluicemq.broker.lanes.lane_queue import QueueKey
-from sluicemq.broker.lanes.rules import Rule, parse_key
+from sluicemq.broker.lanes.rules import LaneRule, parse_key
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
@@ -162,7 +162,7 @@ class LaneStorage:
         self.wake(*queue)
 
     def find_match(
-        self, queue: QueueKey, offset: int, rule: Rule, until: int | None
+        self, queue: QueueKey, offset: int, rule: LaneRule, until: int | None
     ) -> tuple[int, bool]:
         """Find the first message from `offset` on, and before `until`, that a rule matches.
 
@@ -178,7 +178,7 @@ class LaneStorage:
         return max(found.next_offset, offset), False
 
     def count_matches(
-        self, queue: QueueKey, offset: int, rule: Rule, until: int
+        self, queue: QueueKey, offset: int, rule: LaneRule, until: int
     ) -> tuple[int, int]:
         """Count the messages from `offset` on, and before `until`, that a rule matches.
 

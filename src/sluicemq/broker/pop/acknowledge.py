@@ -275,13 +275,13 @@ class InFlightHandlers:
                     record = self.checkpoints.read_message(topic, queue_id, offset)
                     times = 1 if record is None else record.reconsume_times + 1
                     yield bodies.InFlightMessage(
-                        topic,
-                        queue_id,
-                        offset,
-                        checkpoint.pop_ms,
-                        checkpoint.deadline_ms,
-                        entry.popped_by,
-                        times,
+                        topic=topic,
+                        queue_id=queue_id,
+                        queue_offset=offset,
+                        popped_ms=checkpoint.pop_ms,
+                        visible_ms=checkpoint.deadline_ms,
+                        client_id=entry.popped_by,
+                        delivery_count=times,
                     )
         for name, queues in [*self.order.table.items()]:
             topic, _, its_group = name.partition(SEPARATOR)
@@ -293,7 +293,13 @@ class InFlightHandlers:
                     if until_ms > now_ms and header.offset in (None, offset):
                         times = (info.counts or {}).get(offset, 0) + 1
                         yield bodies.InFlightMessage(
-                            topic, queue_id, offset, info.pop_ms, until_ms, popped_by, times
+                            topic=topic,
+                            queue_id=queue_id,
+                            queue_offset=offset,
+                            popped_ms=info.pop_ms,
+                            visible_ms=until_ms,
+                            client_id=popped_by,
+                            delivery_count=times,
                         )
             yield None
 
