@@ -40,7 +40,7 @@ from sluicemq.record.layout import (
     RECORD_HEAD,
     Layout,
 )
-from sluicemq.store.index.index import KnownKeys
+from sluicemq.store.index.known import KnownKeys
 from sluicemq.store.log import BLANK_BYTES, ZEROS_NEVER_STORED, CommitLog
 from sluicemq.store.queues import TAIL_BYTES_MAX, UNIT, UNIT_BYTES, ConsumeQueues, Queue
 
@@ -390,7 +390,7 @@ class Writer(TurnState):
             position=self.position,
             stored_ms=self.now_ms,
         )
-        self._known_keys.note(topic, columns, laid, self.now_ms)
+        self._known_keys.note_batch(topic, columns, laid, self.now_ms)
         return laid.positions, self._add_records(
             queue, laid.pieces, laid.units, len(heads), laid.end
         )
@@ -458,7 +458,7 @@ class Writer(TurnState):
                 del queue.tail[(queue.committed_offset - queue.tail_start) * UNIT_BYTES :]
                 queue.next_offset = queue.committed_offset
             self.touched.clear()
-            self._known_keys.take_back(self.turn_start)
+            self._known_keys.discard_from(self.turn_start)
             self.position = self.turn_start
             self.room_end = self._committed_room_end
             raise

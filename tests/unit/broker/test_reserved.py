@@ -360,8 +360,8 @@ def test_a_prepared_message_cannot_pass_for_a_copy(name: str) -> None:
     known = "TRAN_MSG\x01true\x02PGROUP\x01P\x02UNIQ_KEY\x01AB\x02"
     client.call(310, send_fields("T", f"{known}{name}\x0199\x02", f=4), b"forged")
     (transaction,) = broker.core.transactions.table
-    assert (transaction.checks, transaction.first_offset, transaction.key) == (0, 0, "AB")
-    record = broker.core.transactions.reader.record(transaction.physical_offset)
+    assert (transaction.check_count, transaction.first_offset, transaction.key) == (0, 0, "AB")
+    record = broker.core.transactions.reader.read_record(transaction.physical_offset)
     assert record is not None
     assert record.get_text("__transactionId__") == "AB"
 

@@ -410,7 +410,7 @@ class ActingMaster:
             if broker is None or escape_bridge is None:
                 return True
             broker.delayed.run_slice()
-            broker.transactions.run()
+            broker.transactions.run_slice()
             self._collect(broker)
             return not escape_bridge.pending_count or await escape_bridge.flush()
 
