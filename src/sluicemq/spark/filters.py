@@ -538,7 +538,7 @@ def collect_findings(expression: str, run_trial: Callable[[str], TrialReports]) 
     mistake. `run_trial(expression)` evaluates it on these messages. An error of it is logged and
     otherwise ignored, because it must not make a read fail.
     """
-    findings = [f"{one.what} {one.fix}" for one in check_sql92(expression) if not one.is_error]
+    findings = [f"{one.what} {one.instead}" for one in check_sql92(expression) if not one.is_error]
     try:
         for report in run_trial(expression):
             newest = f"Of the newest {report['rows']} messages {report['matched']} match."
