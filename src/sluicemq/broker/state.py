@@ -45,7 +45,7 @@ from sluicemq.broker.replication.in_sync import InSyncReplicas
 from sluicemq.broker.replication.status import MeasureLag, RoleController
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
-from sluicemq.broker.transactions.transactions import CheckBack, Transactions
+from sluicemq.broker.transactions.transactions import TransactionChecker, Transactions
 from sluicemq.broker.waiting.delivery import DelayedDelivery
 from sluicemq.clock import SteadyClock
 from sluicemq.model.ids import Host
@@ -240,7 +240,7 @@ class BrokerState:
             group_commit=group_commit,
             clock=clock,
             steady=steady_clock,
-            check_back=CheckBack(self.producers, settings.broker.broker_name),
+            checker=TransactionChecker(self.producers, settings.broker.broker_name),
         )
         self.epochs = Epochs(
             settings,
@@ -503,11 +503,11 @@ class BrokerState:
     def update_key_index(self) -> Iterator[float | Callable[[], object]]:
         """Yield the steps that add new records to the key index, in slices."""
         keys = self.store.keys
-        keys.follows_ticks = False
-        if keys.backlog_bytes and not keys.is_warm:
-            yield keys.warm_up
+        keys.catches_up_on_tick = False
+        if keys.backlog_bytes and not keys.is_numpy_loaded:
+            yield keys.load_numpy
         while not keys.catch_up():
-            yield 0 if keys.is_close else INDEX_PAUSE_S
+            yield 0 if keys.is_nearly_current else INDEX_PAUSE_S
 
     def build_property_columns(self) -> Iterator[float | Callable[[], object]]:
         """Yield the steps that build property columns for the topics that are filtered.
@@ -536,8 +536,8 @@ class BrokerState:
             run("in-sync set", self.in_sync.tick)
         self.delayed.run_slice()
         run("ordered pops", self.order.wake_free_queues)
-        run("epochs", self.epochs.run)
-        run("transaction checks", self.transactions.run)
+        run("epochs", self.epochs.run_slice)
+        run("transaction checks", self.transactions.run_slice)
         run("filter watch", self.filter_watch.survey_if_due)
 
     def run_every_second(self) -> None:
