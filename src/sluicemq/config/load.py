@@ -99,9 +99,9 @@ def decode_properties_file(data: bytes) -> str:
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    r"""Return the keys and values of a properties text, in its order. The last of equal keys counts.
+    r"""Return the keys and values of a properties text, in its order.
 
-    Raises ConfigurationError for a malformed `\uXXXX`.
+    The last of equal keys counts. Raises ConfigurationError for a malformed `\uXXXX`.
     """
     entries: dict[str, str] = {}
     for line, _physical in _logical_lines(text):
