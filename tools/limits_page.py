@@ -155,9 +155,9 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
         Row("Brokers that stopped registering are looked for every", "scanNotActiveBrokerInterval"),
         Row("A registration, after decompression", "sluiceRegistrationBytesMax", "refused", ("The compressed registration inflates to more than", "wire/registration.py")),
         Row("Topics of a registration", "wire.registration:REGISTRATION_TOPICS_MAX", "refused", ("A registration has more than", "wire/registration.py")),
-        Row("Topics of all brokers together", "sluiceRegisteredTopicsMax", "the registration is refused", ("together they may have", "nameserver/routes.py")),
-        Row("Brokers that are registered", "nameserver.routes:BROKERS_MAX", "the registration is refused", ("brokers are registered, which is the limit", "nameserver/routes.py")),
-        Row("Key-values", "nameserver.requests:KEY_VALUES_BYTES_MAX", "refused", ("The key-values would have", "nameserver/requests.py")),
+        Row("Topics of all brokers together", "sluiceRegisteredTopicsMax", "the registration is refused", ("limit for all together is", "nameserver/routes.py")),
+        Row("Brokers that are registered", "nameserver.routes:BROKERS_MAX", "the registration is refused", ("Too many brokers are registered (limit", "nameserver/routes.py")),
+        Row("Key-values", "nameserver.requests:KEY_VALUES_BYTES_MAX", "refused", ("The key-values would take", "nameserver/requests.py")),
     ),
     "Proxy for gRPC": (
         Row("A request", "net.grpc:MESSAGE_BYTES_MAX", "RESOURCE_EXHAUSTED", ("is above the limit of", "net/grpc.py")),

@@ -283,7 +283,7 @@ class ConsensusError(SluiceError):
     that cannot renew its lease steps down.
     Fix: start etcd, or correct sluiceConsensus. Brokers retry without a restart.
 
-        etcd at http://10.0.0.1:2379 does not answer (no connection). Start it, or correct
+        etcd at http://10.0.0.1:2379 does not respond (no connection). Start it, or correct
         sluiceConsensus; trying again.
     """
 

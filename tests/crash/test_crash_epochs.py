@@ -235,7 +235,7 @@ class World:
 
     def may_lose_stage(self, error: RequestError) -> bool:
         """Told before anything is decided, when ASYNC_FLUSH has lost acknowledged messages."""
-        is_told = "what was staged is not there any more" in str(error)
+        is_told = "staged messages are missing" in str(error)
         return is_told and self.power_failed and not self.flush_sync
 
     def check(self) -> None:

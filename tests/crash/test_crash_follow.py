@@ -255,7 +255,7 @@ def queues_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def index_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KeyIndex, "cut", lambda *_: None)
+    monkeypatch.setattr(KeyIndex, "truncate", lambda *_: None)
 
 
 def log_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:

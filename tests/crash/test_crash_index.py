@@ -159,7 +159,7 @@ def test_a_write_that_fails_in_the_middle_adds_no_key_twice(after: int) -> None:
 
 
 def no_restore(self: index_file.IndexFile, count: int, end_ms: int) -> Iterator[None]:
-    yield from self.load()
+    yield from self.load_slots()
 
 
 def sync_nothing(self: KeyIndex) -> list[str]:
@@ -172,15 +172,15 @@ def one_entry_more(self: KeyIndex) -> Any:
     return mark._replace(entries=mark.entries + 1)
 
 
-original_mark = KeyIndex.mark
+original_mark = KeyIndex.current_mark
 
 
 @pytest.mark.parametrize(
     ("target", "name", "bug"),
     [
-        (index_file.IndexFile, "restore", no_restore),
+        (index_file.IndexFile, "rebuild_slots", no_restore),
         (KeyIndex, "paths_to_sync", sync_nothing),
-        (KeyIndex, "mark", one_entry_more),
+        (KeyIndex, "current_mark", one_entry_more),
     ],
     ids=["slots as the crash left them", "the mark before the fsync", "a mark too far"],
 )

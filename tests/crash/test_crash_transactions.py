@@ -277,7 +277,7 @@ def progress_of_what_is_written(self: Progress, synced_offset: int) -> int:
 @pytest.mark.parametrize(
     ("owner", "name", "bug"),
     [
-        (Transactions, "end", end_without_op),
+        (Transactions, "append_end", end_without_op),
         (OpenTransactions, "find", never_the_same),
         (Progress, "durable_value", progress_of_what_is_written),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from simulation.stepped import ManualClock, SteppedBroker, SteppedClient, pull_fields
-from sluicemq.broker.transactions.prepared import OP_PROPERTIES, read_op
+from sluicemq.broker.transactions.prepared import OP_PROPERTIES, parse_op
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.model.system_names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from sluicemq.record.codec import decode_record, decode_records
@@ -60,7 +60,7 @@ def producer(broker: SteppedBroker) -> SteppedClient:
 def test_what_a_real_broker_left_undecided_is_found_and_decided() -> None:
     broker = opened(golden_files())
     [transaction] = broker.core.transactions.table
-    assert (transaction.unique_id, transaction.offset, transaction.checks) == (UNIQUE_ID, 3, 2)
+    assert (transaction.unique_id, transaction.offset, transaction.check_count) == (UNIQUE_ID, 3, 2)
     client = producer(broker)
     broker.run(31, 1.0)
     [asked] = [request for request in client.requests if request.code == 39]
@@ -97,7 +97,7 @@ def test_a_half_that_the_real_broker_has_superseded_still_ends_its_transaction()
 def test_without_offsets_everything_is_read_and_copies_are_one_transaction() -> None:
     broker = opened(golden_files(without="consumerOffset"))
     [transaction] = broker.core.transactions.table
-    assert (transaction.unique_id, transaction.offset, transaction.checks) == (UNIQUE_ID, 3, 2)
+    assert (transaction.unique_id, transaction.offset, transaction.check_count) == (UNIQUE_ID, 3, 2)
 
 
 @pytest.mark.parametrize("op", [b"3", b"3,", b"1,2,3,"], ids=["4.x", "5.x", "5.x batch"])
@@ -115,7 +115,7 @@ def test_ops_of_every_release_are_read(op: bytes) -> None:
     [(b"12", [12]), (b"12,15,", [12, 15]), (b"", []), (b"x,7,-1", [7])],
 )
 def test_what_is_no_offset_in_an_op_is_passed_over(body: bytes, offsets: list[int]) -> None:
-    assert read_op(memoryview(body)) == offsets
+    assert parse_op(memoryview(body)) == offsets
 
 
 def test_offsets_beyond_the_queues_begin_at_their_ends() -> None:

@@ -100,7 +100,7 @@ async def test_a_broker_that_does_not_sign_is_not_registered(servers: Servers) -
     )  # fmt: skip
     stranger = Broker(config, store)
     await stranger.start()
-    names = {data.broker for data in servers.names.requests.table.brokers()}
+    names = {data.broker for data in servers.names.requests.table.list_brokers()}
     await stranger.close()
     assert names == {servers.broker.settings.broker.broker_name}
 

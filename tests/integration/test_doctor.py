@@ -29,7 +29,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK, SystemClock
 from sluicemq.config import NameServerConfig
 from sluicemq.model.topic import GroupConfig
-from sluicemq.nameserver.routes import all_at_once
+from sluicemq.nameserver.routes import run_all_slices
 from sluicemq.nameserver.server import NameServer
 from sluicemq.net.tls import Tls
 from sluicemq.operate.doctor import Diagnosis, diagnose
@@ -218,7 +218,7 @@ async def test_no_route_info_of_this_topic(mq: EmbeddedSluice, tmp_path: Path) -
     await admin.create_topic("orders", queues=2)
     server = servers.name_server
     assert server is not None
-    all_at_once(server.requests.table.wiping_write_permission("broker-a"))
+    run_all_slices(server.requests.table.wipe_write_permission("broker-a"))
     await becomes("write-perm-wiped", names, topic="orders")
     await servers.restart_broker(autoCreateTopicEnable="false")
     await servers.stop_name_server()

@@ -12,7 +12,8 @@ pytest.importorskip("google.protobuf")
 
 from proxied import Proxied, Speaker
 from simulation.stepped import send_fields
-from sluicemq.broker.failover.replica import BrokerClosedError, Replica, replicated
+from sluicemq.broker.failover.broker_replica import run_replica
+from sluicemq.broker.failover.replica import BrokerClosedError, Replica
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import RequestError, SluiceError, StoreFullError
@@ -50,7 +51,7 @@ class Node:
         self.client = self._service.client()
         self._stack = contextlib.AsyncExitStack()
         self.replica, self.broker = await self._stack.enter_async_context(
-            replicated(config, store, self.client, lease_s=LEASE_S)
+            run_replica(config, store, self.client, lease_s=LEASE_S)
         )
         self.port = self.broker.port
 

@@ -26,7 +26,7 @@ async def test_what_happens_at_one_broker_is_not_multiplied_by_the_others() -> N
 def test_one_of_each_is_measured_with_full_tables() -> None:
     each = OneOfEach(brokers=4, topics=40, spread=2)
     figures = each.figures()
-    names = [one for one in each.server.table.topics() if one.startswith("orders")]
+    names = [one for one in each.server.table.list_topics() if one.startswith("orders")]
     assert len(names) == 40
-    assert len(each.server.table.route(names[0]).brokers) == 2  # type: ignore[union-attr]
+    assert len(each.server.table.find_route(names[0]).brokers) == 2  # type: ignore[union-attr]
     assert all(seconds > 0 for seconds, _ in figures.values())

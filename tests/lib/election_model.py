@@ -1,4 +1,4 @@
-"""Replicas that elect by `replication.election`, as a model: logs are lists, messages are choices.
+"""Replicas that elect by `failover.election`, as a model: logs are lists, messages are choices.
 
 Whatever may happen happens in any order: views are old, swaps are lost, unheard or late, processes
 are killed, disks wiped, power is lost with a part of the log, leases end though their owner lives,
@@ -15,13 +15,13 @@ from typing import Final
 
 from sluicemq.broker.failover import election
 from sluicemq.broker.failover.election import (
+    BecomeCandidate,
     Blocked,
     Decline,
     Elect,
     Follow,
     Lead,
     Member,
-    Stand,
     State,
     View,
     Wait,
@@ -52,7 +52,7 @@ class Replica:
     @property
     def member(self) -> Member:
         epoch = self.log[-1][0] if self.log else 0
-        standing = self.term.epoch if self.role == "stand" else 0
+        standing = self.term.term if self.role == "stand" else 0
         return Member(
             self.id, self.life, self.incarnation, "a", "h", epoch, len(self.log), standing
         )
@@ -103,10 +103,10 @@ class World:
             return False
         before, self.version = self.state, self.version + 1
         self.state = state._replace(version=self.version)
-        if before is None or before.epoch != state.epoch:
-            assert before is None or state.epoch > before.epoch, "epochs go back"
-            master = (state.master_id, state.life)
-            assert self.masters.setdefault(state.epoch, master) == master, "two masters"
+        if before is None or before.term != state.term:
+            assert before is None or state.term > before.term, "epochs go back"
+            master = (state.master_id, state.run_id)
+            assert self.masters.setdefault(state.term, master) == master, "two masters"
             assert before is None or state.is_unclean or state.master_id in before.in_sync
             self.elections += 1
         return True
@@ -127,7 +127,7 @@ class World:
         self.look(replica)
         state = replica.view.state
         if replica.role == "lead" and state is not None:
-            if (state.epoch, state.life) == (replica.term.epoch, replica.life):
+            if (state.term, state.run_id) == (replica.term.term, replica.life):
                 replica.term = state
             else:
                 replica.role = "none"
@@ -155,13 +155,13 @@ class World:
         step = election.next_step(replica.view, replica.member, self.rng.choice((0.0, 1.5, 9.0)))
         match step:
             case Lead(state):
-                if replica.role != "lead" or replica.term.epoch != state.epoch:
+                if replica.role != "lead" or replica.term.term != state.term:
                     replica.acknowledged = {}
                     replica.confirmed, replica.began = 0, len(replica.log)
                 replica.role, replica.term = "lead", state
             case Follow(state):
                 replica.role, replica.term = "follow", state
-            case Stand(state):
+            case BecomeCandidate(state):
                 replica.role, replica.term = "stand", state
                 self.members[replica.id] = replica.member
             case Elect(state) | Decline(state):
@@ -174,14 +174,14 @@ class World:
     def append(self, replica: Replica) -> None:
         if replica.is_alive and replica.role == "lead":
             self._numbers += 1
-            replica.log.append((replica.term.epoch, self._numbers))
+            replica.log.append((replica.term.term, self._numbers))
 
     def replicate(self, master: Replica, slave: Replica) -> None:
         """Some of the log, or an acknowledgement, or both."""
         term = slave.term
         if not (master.is_alive and slave.is_alive and master is not slave):
             return
-        if (master.role, slave.role, term.epoch) != ("lead", "follow", master.term.epoch):
+        if (master.role, slave.role, term.term) != ("lead", "follow", master.term.term):
             return
         same = 0
         for mine, its in zip(slave.log, master.log, strict=False):

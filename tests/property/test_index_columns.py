@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from sluicemq import engine
 from sluicemq.record.codec import encode_record
-from sluicemq.store.index.columns import columns_of, key_columns, plain_columns, read, walk
+from sluicemq.store.index.columns import (
+    find_record_starts,
+    key_columns_at,
+    read_keys,
+    scalar_key_columns,
+    vectorized_key_columns,
+)
 
 TOPICS = ["T", "Topic", "%RETRY%" + "g" * 190, "日本", "TopicLonger_" + "x" * 50]
 NAMES = ["UNIQ_KEY", "KEYS", "KEYS", "TAGS", "a", "UNIQ_KEYS", "XKEYS", "é", "KEY"]
@@ -48,7 +54,9 @@ def a_log(rng: random.Random) -> tuple[bytearray, list[int]]:
 def test_columns_say_what_single_records_say(seed: int) -> None:
     data, starts = a_log(random.Random(seed))
     places = np.array(starts, np.int64)
-    columns, plain = (made(memoryview(data), places) for made in (key_columns, plain_columns))
+    columns, plain = (
+        made(memoryview(data), places) for made in (vectorized_key_columns, scalar_key_columns)
+    )
     for ours, expected in zip(columns, plain, strict=True):
         assert ours.tolist() == expected.tolist()
 
@@ -60,13 +68,13 @@ def test_damaged_lengths_lead_nowhere(seed: int) -> None:
     rng = random.Random(seed)
     data, starts = a_log(rng)
     places = np.array(starts, np.int64)
-    before = plain_columns(memoryview(bytes(data)), places)
+    before = scalar_key_columns(memoryview(bytes(data)), places)
     damaged = rng.sample(range(len(starts)), min(3, len(starts)))
     for number in damaged:
         end = starts[number + 1] if number + 1 < len(starts) else starts[number] + 91
         for _ in range(rng.randint(1, 8)):
             data[rng.randrange(starts[number] + 8, end)] = rng.choice([0, 1, 0x7F, 0x80, 0xFF])
-    columns = key_columns(memoryview(data), places)
+    columns = vectorized_key_columns(memoryview(data), places)
     untouched = [list(zip(*found, strict=True)) for found in (columns, before)]
     found, expected = ([row for row in rows if row[1] not in damaged] for rows in untouched)
     assert found == expected
@@ -85,7 +93,7 @@ def test_a_walk_in_pieces_finds_every_record(seed: int, piece: int) -> None:
     found: list[int] = []
     at, steps = 0, 0
     while at < len(data):
-        places, at = walk(memoryview(data), at, min(at + piece, len(data)))
+        places, at = find_record_starts(memoryview(data), at, min(at + piece, len(data)))
         found += places.tolist()
         steps += 1
         assert steps <= len(data) + 1
@@ -110,9 +118,9 @@ def test_the_compiled_walk_says_what_the_reference_says(seed: int) -> None:
     assert engine.keys is not None
     if not is_damaged and stop <= starts[-1]:
         assert engine.keys.read(view, starts[0], stop) is not None
-    columns, begins, end = read(view, starts[0], stop)
-    expected, last = walk(view, starts[0], stop)
+    columns, begins, end = read_keys(view, starts[0], stop)
+    expected, last = find_record_starts(view, starts[0], stop)
     assert (begins.tolist(), end) == (expected.tolist(), last)
     if len(begins):
-        for ours, theirs in zip(columns, columns_of(view, expected), strict=True):
+        for ours, theirs in zip(columns, key_columns_at(view, expected), strict=True):
             assert ours.tolist() == theirs.tolist()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluicemq.model.topic import DataVersion, QueueData, TopicConfig
-from sluicemq.nameserver.routes import Registration, RouteTable, all_at_once
+from sluicemq.nameserver.routes import Registration, RouteTable, run_all_slices
 
 BROKERS = ("a", "b", "c")
 TOPICS = ("T", "U", "V")
@@ -96,14 +96,14 @@ steps = st.lists(
 
 
 def expired(table: RouteTable, now_ms: int) -> list[Registration]:
-    gone = table.expire(now_ms)
-    all_at_once(table.forgetting(gone))
+    gone = table.find_expired(now_ms)
+    run_all_slices(table.unregister_lost(gone))
     return gone
 
 
 def lost(table: RouteTable, connection: object) -> list[Registration]:
     gone = table.registered_by(connection)
-    all_at_once(table.forgetting(gone))
+    run_all_slices(table.unregister_lost(gone))
     return gone
 
 
@@ -159,16 +159,16 @@ def test_the_table_says_what_the_model_says(taken: list[tuple[object, ...]]) -> 
     for step in taken:
         now_ms = apply(step, table, model, now_ms)
         for topic in TOPICS:
-            route, expected = table.route(topic), model.route(topic)
+            route, expected = table.find_route(topic), model.route(topic)
             found = {} if route is None else {
                 data.broker: (queue, dict(data.addresses))
                 for data, queue in zip(route.brokers, route.queues, strict=True)
             }  # fmt: skip
             assert found == expected
-        assert set(table.topics()) == {topic for topic, _broker in model.queues}
+        assert set(table.list_topics()) == {topic for topic, _broker in model.queues}
         known = {broker for broker, _id in model.addresses}
-        assert {data.broker for data in table.brokers()} == known
-        assert table.clusters() == {
+        assert {data.broker for data in table.list_brokers()} == known
+        assert table.list_clusters() == {
             cluster: sorted(b for b in known if CLUSTERS[b] == cluster)
             for cluster in sorted({CLUSTERS[b] for b in known})
         }

@@ -219,19 +219,19 @@ COUNTERS: Final = (
         "sluicemq_transactions_checks",
         "Transaction checks sent to producers.",
         (),
-        _one(lambda b: b.transactions.check_back.sent),
+        _one(lambda b: b.transactions.checker.sent_count),
     ),
     Family(
         "sluicemq_transactions_checks_unanswered",
         "Transaction checks without an answer before the next check.",
         (),
-        _one(lambda b: b.transactions.check_back.unanswered),
+        _one(lambda b: b.transactions.checker.unanswered_count),
     ),
     Family(
         "sluicemq_transactions_given_up",
         "Transactions that no producer decided in the maximum number of checks or time.",
         (),
-        _one(lambda b: b.transactions.given_up),
+        _one(lambda b: b.transactions.abandoned_count),
     ),
     Family(
         "rocketmq_pop_revive_in_message",
@@ -254,7 +254,7 @@ COUNTERS: Final = (
         "sluicemq_transactions_lost",
         "Prepared messages deleted before their transaction was decided.",
         (),
-        _one(lambda b: b.transactions.lost),
+        _one(lambda b: b.transactions.lost_count),
     ),
     Family(
         "sluicemq_filter_errors",

@@ -72,10 +72,10 @@ TABLE: Final[dict[int, Row]] = {
     Code.SEND_REPLY_MESSAGE: Row(h.SendMessageRequest, ReplyHandlers.send_reply),
     Code.SEND_REPLY_MESSAGE_V2: Row(h.SendMessageRequestV2, ReplyHandlers.send_reply),
     Code.CONSUMER_SEND_MSG_BACK: Row(h.SendBackRequest, SendBackHandlers.send_back),
-    Code.END_TRANSACTION: Row(h.EndTransactionRequest, TransactionRequests.end),
-    Code.SLUICE_LIST_TRANSACTIONS: Row(h.ListTransactionsRequest, TransactionRequests.listed),
+    Code.END_TRANSACTION: Row(h.EndTransactionRequest, TransactionRequests.end_transaction),
+    Code.SLUICE_LIST_TRANSACTIONS: Row(h.ListTransactionsRequest, TransactionRequests.list_open),
     Code.SLUICE_RESOLVE_TRANSACTION: Row(h.ResolveTransactionRequest, TransactionRequests.resolve),
-    Code.SLUICE_COMMIT_EPOCH: Row(CommitEpochRequest, Epochs.commit),
+    Code.SLUICE_COMMIT_EPOCH: Row(CommitEpochRequest, Epochs.commit_epoch),
     Code.RECALL_MESSAGE: Row(h.RecallMessageRequest, DelayHandlers.recall),
     Code.SLUICE_LIST_DELAYED: Row(h.ListDelayedRequest, DelayHandlers.list_waiting),
     Code.SLUICE_CANCEL_DELAYED: Row(h.CancelDelayedRequest, DelayHandlers.cancel),
@@ -245,18 +245,11 @@ def make_handler_objects(core: BrokerState) -> tuple[object, ...]:
 
 def _make_consumer_handlers(core: BrokerState) -> Iterator[object]:
     """Yield the handlers of requests that consumers send."""
-    settings, topics, groups, offsets = core.settings, core.topics, core.groups, core.offsets
     yield PopHandlers(
-        settings=settings,
-        topics=topics,
-        groups=groups,
-        offsets=offsets,
+        core.context,
         checkpoints=core.checkpoints,
         order=core.order,
         polls=core.polls,
-        store=core.store,
-        clock=core.steady_clock,
-        background=core.background,
         delivered=core.delivered,
         filters=core.request_filters,
         random=core.random,
@@ -264,13 +257,9 @@ def _make_consumer_handlers(core: BrokerState) -> Iterator[object]:
         admit=core.assignments.admit_pop,
     )
     yield PopAckHandlers(
-        topics=topics,
-        offsets=offsets,
+        core.context,
         checkpoints=core.checkpoints,
         order=core.order,
-        store=core.store,
-        group_commit=core.group_commit,
-        clock=core.steady_clock,
         delivered=core.delivered,
     )
     yield HeartbeatHandlers(core.context, consumers=core.consumers, producers=core.producers)

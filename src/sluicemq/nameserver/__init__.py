@@ -1,1 +1,1 @@
-"""The name server: which broker serves which topic."""
+"""The name server: it tells clients which brokers have a topic, and where to reach them."""

@@ -1,44 +1,47 @@
-"""Who serves what: brokers, their addresses, their topics. Pure, in memory only.
+"""The route table of a name server: brokers, their addresses and their topics.
 
-    topic -> broker name -> QueueData            how many queues, which permission
+The table is pure: it is in memory only and does no I/O.
+
+    topic -> broker name -> QueueData            number of queues and permission
     broker name -> cluster, id -> address        id 0 is the master
-    (cluster, address) -> Registration, time     what it said of itself, and when
+    (cluster, address) -> Registration, time     the last registration, and when it was renewed
 
-Times are handed in, in milliseconds of a clock that never goes back, so that a corrected wall clock
-expires nobody; connections are opaque. Rules: spec/namesrv.md §2-§5. One rule
-of the real name server is left out on purpose: it refuses for ever a broker whose whole table has
-exactly one topic. And a broker whose write permission an operator has wiped (205) keeps it wiped
-until 327, or until its master comes anew: there the next topic that somebody creates gives it back,
-and a broker that is being drained is written to again.
+Times are passed in, in milliseconds of a monotonic clock, so that a correction of the wall clock
+expires no broker. Connections are opaque objects. The rules are RocketMQ's (spec/namesrv.md §2-§5),
+with two exceptions. RocketMQ's name server refuses for ever a broker whose whole table has exactly
+one topic; this one does not. And if an operator wipes the write permission of a broker
+(WIPE_WRITE_PERM_OF_BROKER, 205), it stays wiped until ADD_WRITE_PERM_OF_BROKER (327), or until the
+broker's master registers after an absence. In RocketMQ the next topic that is created gives the
+permission back, so that a broker which is being drained receives messages again.
 
-A broker may have a hundred thousand topics, so whatever changes them comes as an iterator that
-changes SLICE of them at each step; between two steps other requests are answered. Methods with a
-verb in -ing return one; `register`, `unregister` and others do all at once. Routes name no broker
-that is gone, also while its topics are still there.
+A broker may have a hundred thousand topics. So methods that change them return a generator of the
+type `Slices`, which changes SLICE_TOPICS topics in each step. The server answers other requests
+between two steps. Routes never contain a broker that is gone, even while its topics are still being
+removed.
 
-Which address of a broker a client is told (`reachable_address`): one that it can reach the way it
-came in.
-A broker that knows itself as 127.0.0.1, as 0.0.0.0, or by the address of another network (docker,
-NAT, a second interface) is RocketMQ's classic trap: clients connect to the name server and then
-hang on the broker. Two facts help: from where the broker's registration came (`Origin.source`),
-and at which of our addresses the client reached us. Cases, the first that fits:
+`reachable_address` selects the address of a broker that a client is told. A broker that knows its
+address as 127.0.0.1, as 0.0.0.0, or as an address in another network (docker, NAT, a second
+interface) is a common problem of RocketMQ: clients connect to the name server, and then cannot
+connect to the broker. Two facts help: the address from which the broker registered (its *source*,
+`Origin.source_address`), and the local address at which the client reached the name server. The
+first case that matches applies:
 
-| the broker registered                   | and                                         | told    |
-|-----------------------------------------|---------------------------------------------|---------|
-| with brokerIP1 (our broker), or a name  |                                             | that    |
-| and listens on loopback alone           |                                             | that    |
-| loopback, from this host                | the client is on this host                  | that    |
-| loopback or 0.0.0.0, from this host     |                                             | our own |
-| loopback or 0.0.0.0, from elsewhere     |                                             | source  |
-| a neighbour of the client               |                                             | that    |
-| another network, from this host         | it listens where the client reached us      | our own |
-| another private network, from elsewhere | the client comes from the same address      | that    |
-| another private network, from elsewhere | the source is the client's neighbour, or    | source  |
-|                                         | the source is none of its addresses (NAT)   |         |
-| anything else                           |                                             | that    |
+| the broker registered                   | and                                       | result     |
+|-----------------------------------------|-------------------------------------------|------------|
+| with brokerIP1 (SluiceMQ), or a name    |                                           | registered |
+| and listens on loopback only            |                                           | registered |
+| loopback, from this host                | the client is on this host                | registered |
+| loopback or 0.0.0.0, from this host     |                                           | local      |
+| loopback or 0.0.0.0, from elsewhere     |                                           | source     |
+| an address in the client's network      |                                           | registered |
+| another network, from this host         | it listens on the local address           | local      |
+| another private network, from elsewhere | the client has the same source address    | registered |
+| another private network, from elsewhere | the source is in the client's network, or | source     |
+|                                         | is not an address of the broker (NAT)     |            |
+| anything else                           |                                           | registered |
 
-The port is kept. What cannot be known here (ports published by docker under another number, a NAT
-between the client and us) is what brokerIP1 is for.
+The port never changes. What the name server cannot know must be configured by brokerIP1: ports that
+docker publishes under another number, and a NAT between clients and name server.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -71,83 +74,111 @@ from sluicemq.wire.registration import RegisterBrokerResponse
 
 T = TypeVar("T")
 TIMEOUT_MS = 120_000
-"""How long a broker that does not say otherwise may stay silent."""
+"""The time after which a silent broker is removed, if its registration names no other time."""
 
 
 class Origin(NamedTuple):
-    """What a registration tells about an address besides the address."""
+    """Where a registration came from, and what it says about the broker's address."""
 
-    source: str
-    """The address it came from."""
-    reached: str
-    """The address of ours it came to."""
-    fixed: bool = False
+    source_address: str
+    """The address from which the broker connected."""
+    local_address: str
+    """The address of the name server to which the broker connected."""
+    is_fixed: bool = False
+    """Whether the broker's address is configured by brokerIP1, so that it must not be changed."""
     interfaces: tuple[str, ...] = ()
-    """Where our broker says that it listens; empty for others."""
+    """The addresses on which a SluiceMQ broker listens; empty for RocketMQ's brokers."""
 
     @property
-    def on_this_host(self) -> bool:
-        return is_loopback(self.source) or is_same_address(self.source, self.reached)
+    def is_on_this_host(self) -> bool:
+        """Whether the broker runs on the name server's host."""
+        return is_loopback(self.source_address) or is_same_address(
+            self.source_address, self.local_address
+        )
 
-    def listens_at(self, address: str) -> bool:
+    def listens_on(self, address: str) -> bool:
+        """Return whether the broker has said that it listens on `address`."""
         return any(is_same_address(address, own) for own in self.interfaces)
 
 
-class Way(NamedTuple):
-    """How a client came in."""
+class ClientConnection(NamedTuple):
+    """The two addresses of a client's connection to the name server."""
 
-    remote: str
-    local: str
+    remote_address: str
+    """The client's address."""
+    local_address: str
+    """The address of the name server to which the client connected."""
 
     @property
-    def on_this_host(self) -> bool:
-        return is_loopback(self.remote) or is_same_address(self.remote, self.local)
+    def is_on_this_host(self) -> bool:
+        """Whether the client runs on the name server's host."""
+        return is_loopback(self.remote_address) or is_same_address(
+            self.remote_address, self.local_address
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a broker says of itself. `acting_master_enable` None: a broker before 5.0.
-
-    `topics` may hold only those that changed, unless `is_complete`: then the broker's other topics
-    are forgotten.
-    """
+    """What one replica of a broker registers about itself."""
 
     cluster: str
     broker: str
+    """The broker name."""
     broker_id: int
+    """The id of the replica; 0 for the master."""
     address: str
+    """The host:port at which clients connect."""
     ha_address: str = ""
+    """The host:port at which slaves connect."""
     timeout_ms: int = TIMEOUT_MS
+    """The time after which the replica is removed if it stays silent."""
     acting_master_enable: bool | None = None
+    """Whether a slave may act for a missing master; None for a broker before 5.0."""
     zone: str | None = None
     topics: dict[str, TopicConfig] = field(default_factory=dict)
+    """The broker's topics, or only those that have changed."""
     is_complete: bool = False
+    """Whether `topics` has all topics, so that the broker's other topics are removed."""
     version: DataVersion = field(default_factory=DataVersion)
+    """The version of the broker's topic table."""
     origin: Origin | None = None
     connection: object = None
+    """The connection over which the registration came."""
 
 
-class SmallestChanged(NamedTuple):
-    """The smallest living id of a broker name is another one: what 905 says, and to whom.
-    `ha_address` is that of one that came, `offline_address` that of one that left."""
+class SmallestIdChange(NamedTuple):
+    """A change of the smallest id among the live replicas of a broker name.
+
+    Replicas are notified of it by NOTIFY_MIN_BROKER_ID_CHANGE (905).
+    """
 
     broker_id: int
+    """The smallest id now."""
     address: str
+    """The address of the replica with that id."""
     ha_address: str | None
+    """Its HA address if it has just registered; None if another replica has left."""
     offline_address: str | None
-    told: tuple[str, ...]
+    """The address of the replica that has left; None if none has."""
+    notified_addresses: tuple[str, ...]
+    """The addresses of the replicas to notify."""
 
 
-SLICE: Final = 256
-"""How many topics are changed at a step: about a third of a millisecond."""
-SHRUNK_FROM: Final = 10_000
+SLICE_TOPICS: Final = 256
+"""The number of topics that one step changes. It takes about 0.3 ms."""
+
+SHRINK_TOPICS_MIN: Final = 10_000
+"""The number of topics of a removed broker from which on the topic table is copied to shrink it."""
+
 BROKERS_MAX: Final = 4096
-"""The most addresses that may be registered."""
+"""The number of addresses that may be registered."""
+
 Slices = Generator[None, None, T]
+"""Work that is done in steps, one at each `next`. It returns a T at its end."""
 
 
-def all_at_once(slices: Slices[T]) -> T:
-    """Do all steps and return what the last one returns."""
+def run_all_slices(slices: Slices[T]) -> T:
+    """Do all steps of the work, and return its result."""
     while True:
         try:
             next(slices)
@@ -155,48 +186,56 @@ def all_at_once(slices: Slices[T]) -> T:
             return end.value  # type: ignore[no-any-return]
 
 
-def drained(topics: dict[str, TopicConfig]) -> Slices[None]:
-    """Empty a table of topics in steps: to free a hundred thousand objects takes time."""
+def empty_in_slices(topics: dict[str, TopicConfig]) -> Slices[None]:
+    """Empty a table of topics in steps, because freeing a hundred thousand objects takes time."""
     while topics:
         topics.popitem()
-        if topics and len(topics) % SLICE == 0:
+        if topics and len(topics) % SLICE_TOPICS == 0:
             yield
 
 
 class RouteTable:
-    """All brokers and topics that one name server knows.
-
-    `on_smallest_changed` hears which replica of a broker name is the smallest now. `entries_max`
-    bounds the topics of all brokers together.
-    """
+    """All brokers and topics that one name server knows."""
 
     def __init__(self, entries_max: int = 1_000_000) -> None:
-        self.on_smallest_changed: Callable[[SmallestChanged], None] = lambda _change: None
+        """Create an empty table for `entries_max` topics of all brokers together."""
+        self.on_smallest_changed: Callable[[SmallestIdChange], None] = lambda _change: None
+        """Called when another replica of a broker name has the smallest id."""
         self._entries_max = entries_max
-        self.entries = 0
-        """Topics of all brokers: one that two brokers serve counts twice."""
-        self._drained: set[str] = set()
-        """Brokers whose write permission was wiped."""
+        self.entry_count = 0
+        """The number of topics of all brokers; a topic of two brokers counts twice."""
+        self._write_wiped: set[str] = set()
+        """The brokers whose write permission an operator has wiped."""
         self._topics: dict[str, dict[str, QueueData]] = {}
+        """Queues by topic and broker."""
         self._served: dict[str, dict[str, QueueData]] = {}
-        """The same by broker and topic."""
+        """The same queues by broker and topic."""
         self._brokers: dict[str, BrokerData] = {}
         self._clusters: dict[str, set[str]] = {}
+        """The brokers of each cluster."""
         self._clusters_of: dict[str, set[str]] = {}
+        """The clusters of each broker."""
         self._live: dict[tuple[str, str], tuple[Registration, int]] = {}
+        """The latest registration of each (cluster, address), and the time of its last renewal."""
         self._connections: dict[object, dict[tuple[str, str], None]] = {}
-        """The (cluster, address) of those whose latest registration came over a connection."""
+        """For each connection: the (cluster, address) whose latest registration it has sent."""
         self._unfinished: dict[str, Slices[None]] = {}
-        """What is left to do of a broker's latest registration."""
+        """For each broker: the steps of its latest registration that have not been done."""
 
     # ---------------------------------------------------------------------------- brokers
 
     def register(self, new: Registration, now_ms: int) -> RegisterBrokerResponse:
-        """Take over what a broker says of itself. Raises ProtocolError above the limits."""
-        return all_at_once(self.registering(new, now_ms))
+        """Apply a registration at once, and return the answer. Raises ProtocolError above limits.
 
-    def registering(self, new: Registration, now_ms: int) -> Slices[RegisterBrokerResponse]:
-        """The same in steps: at the first the broker is known, at the others its topics are."""
+        The answer names the master if a slave registers.
+        """
+        return run_all_slices(self.register_in_slices(new, now_ms))
+
+    def register_in_slices(self, new: Registration, now_ms: int) -> Slices[RegisterBrokerResponse]:
+        """Apply a registration in steps. After the first one the broker is known.
+
+        The other steps apply its topics. Otherwise as `register`.
+        """
         self._check_room(new)
         known = self._brokers.get(new.broker)
         # A slave that became master (or the other way) keeps its address under one id only.
@@ -220,6 +259,7 @@ class RouteTable:
             new.zone,
         )
         if is_late:
+            # The address that has the id now registered a later state, so `new` is an old process.
             self._drop_live(new.cluster, new.address)
             return RegisterBrokerResponse()
         is_prime_slave = (
@@ -228,16 +268,18 @@ class RouteTable:
             and new.broker_id == min(addresses)
         )
         if new.broker_id == MASTER_ID and holder is None:
-            self._drained.discard(new.broker)
-        changed = holder is None or self.version_of(new.cluster, new.address) != new.version
+            self._write_wiped.discard(new.broker)
+        is_changed = holder is None or self.version_of(new.cluster, new.address) != new.version
         self._put_live(new, now_ms)
         if new.broker_id == MASTER_ID or is_prime_slave:
-            yield from self._taking_topics(new, changed=changed, read_only=is_prime_slave)
+            yield from self._apply_topics_in_turn(
+                new, is_changed=is_changed, is_read_only=is_prime_slave
+            )
         if known is not None and known.addresses and new.broker_id < min(known.addresses):
             others = tuple(one for one in addresses.values() if one != new.address)
             told = others or (new.address,)
             self.on_smallest_changed(
-                SmallestChanged(new.broker_id, new.address, new.ha_address, None, told)
+                SmallestIdChange(new.broker_id, new.address, new.ha_address, None, told)
             )
         address = addresses.get(MASTER_ID, "")
         master, _ = self._live.get((new.cluster, address), (None, 0))
@@ -246,11 +288,14 @@ class RouteTable:
         return RegisterBrokerResponse(ha_address=master.ha_address, master_address=address)
 
     def unregister(self, cluster: str, broker: str, address: str) -> None:
-        """Forget an address; with its last one the broker and its topics go."""
-        all_at_once(self.unregistering(cluster, broker, address))
+        """Remove an address at once; with its last address a broker and its topics are removed."""
+        run_all_slices(self.unregister_in_slices(cluster, broker, address))
 
-    def unregistering(self, cluster: str, broker: str, address: str) -> Slices[None]:
-        """The same in steps: at the first the broker is gone, at the others its topics go."""
+    def unregister_in_slices(self, cluster: str, broker: str, address: str) -> Slices[None]:
+        """Remove an address in steps. After the first step the address is gone from routes.
+
+        The other steps change or remove the broker's topics. Otherwise as `unregister`.
+        """
         self._drop_live(cluster, address)
         entry = self._brokers.get(broker)
         if entry is None:
@@ -261,38 +306,43 @@ class RouteTable:
             first, *_ = left.items()
             if entry.acting_master_enable and first[0] != min(entry.addresses):
                 told = tuple(left.values())
-                self.on_smallest_changed(SmallestChanged(*first, None, address, told))
+                self.on_smallest_changed(SmallestIdChange(*first, None, address, told))
             if entry.acting_master_enable and MASTER_ID not in left:
-                yield from self._changing(broker, lambda perm: perm & ~PERM_WRITE)
+                yield from self._change_permissions(broker, lambda perm: perm & ~PERM_WRITE)
             return
-        yield from self._dropping(broker)
+        yield from self._remove_broker(broker)
 
-    def _dropping(self, broker: str) -> Slices[None]:
-        """Forget a broker whose last address is gone, and its topics in steps."""
+    def _remove_broker(self, broker: str) -> Slices[None]:
+        """Remove a broker whose last address is gone, and its topics in steps."""
         del self._brokers[broker]
-        self._drained.discard(broker)
+        self._write_wiped.discard(broker)
         for name in self._clusters_of.pop(broker, ()):
             self._clusters[name].discard(broker)
             if not self._clusters[name]:
                 del self._clusters[name]
         served = self._served.pop(broker, {})
         number = len(served)
-        while served:  # emptied in steps: to free a hundred thousand objects takes time, too
+        while served:
             topic, queue = served.popitem()
-            if self._topics.get(topic, {}).get(broker) is queue:  # it has not come back
+            # If the broker has registered again between two steps, its queue is another object.
+            if self._topics.get(topic, {}).get(broker) is queue:
                 self._drop_queues(topic, broker)
-            if served and len(served) % SLICE == 0:
+            if served and len(served) % SLICE_TOPICS == 0:
                 yield
-        if number > SHRUNK_FROM and len(self._topics) < number // 4:
-            self._topics = dict(self._topics)  # a dict keeps the room that it once needed
+        if number > SHRINK_TOPICS_MIN and len(self._topics) < number // 4:
+            # A dict never shrinks by itself.
+            self._topics = dict(self._topics)
 
-    def refresh(self, cluster: str, address: str, now_ms: int) -> None:
-        """A sign of life without news."""
+    def record_heartbeat(self, cluster: str, address: str, now_ms: int) -> None:
+        """Renew the registration of an address. Do nothing if the address is not registered."""
         if (cluster, address) in self._live:
             self._live[cluster, address] = self._live[cluster, address][0], now_ms
 
-    def expire(self, now_ms: int) -> list[Registration]:
-        """Return the brokers that have been silent too long. The caller has to unregister them."""
+    def find_expired(self, now_ms: int) -> list[Registration]:
+        """Return registrations that were not renewed within their timeouts.
+
+        The caller must pass them to `unregister_lost`.
+        """
         return [
             live
             for live, updated_ms in self._live.values()
@@ -300,59 +350,66 @@ class RouteTable:
         ]
 
     def registered_by(self, connection: object) -> list[Registration]:
-        """Return the brokers whose latest registration came over this connection."""
+        """Return the registrations over a connection that are the latest of their addresses."""
         return [self._live[key][0] for key in self._connections.get(connection, ())]
 
-    def forgetting(self, gone: Iterable[Registration]) -> Slices[None]:
-        """Unregister these brokers, in steps, unless they have registered again meanwhile."""
+    def unregister_lost(self, gone: Iterable[Registration]) -> Slices[None]:
+        """Remove addresses in steps, except those that have registered again since."""
         for live in gone:
             if self._live.get((live.cluster, live.address), (None, 0))[0] is live:
-                yield from self.unregistering(live.cluster, live.broker, live.address)
+                yield from self.unregister_in_slices(live.cluster, live.broker, live.address)
             yield
 
     def version_of(self, cluster: str, address: str) -> DataVersion | None:
-        """The edition of its topics that a broker last registered."""
+        """Return the version of the topic table that an address last registered, or None."""
         live = self._live.get((cluster, address))
         return None if live is None else live[0].version
 
     def origin_of(self, cluster: str, address: str) -> Origin | None:
-        """What is known about an address besides the address."""
+        """Return the origin of the latest registration of an address, or None."""
         live = self._live.get((cluster, address))
         return None if live is None else live[0].origin
 
-    def wiping_write_permission(self, broker: str) -> Slices[int]:
-        """Take write permission from all topics of a broker, in steps, and return their number."""
-        if broker in self._brokers:
-            self._drained.add(broker)
-        return self._changing(broker, lambda perm: perm & ~PERM_WRITE)
+    def wipe_write_permission(self, broker: str) -> Slices[int]:
+        """Remove the write permission of all topics of a broker, in steps.
 
-    def adding_write_permission(self, broker: str) -> Slices[int]:
-        """Give all topics of a broker read and write permission, whatever they had, in steps.
-        Return their number."""
-        self._drained.discard(broker)
-        return self._changing(broker, lambda _perm: PERM_READ | PERM_WRITE)
+        The permission stays removed until `add_write_permission`, or until the broker's master
+        registers after an absence. The steps return the number of topics.
+        """
+        if broker in self._brokers:
+            self._write_wiped.add(broker)
+        return self._change_permissions(broker, lambda perm: perm & ~PERM_WRITE)
+
+    def add_write_permission(self, broker: str) -> Slices[int]:
+        """Give all topics of a broker read and write permission, in steps.
+
+        The steps return the number of topics.
+        """
+        self._write_wiped.discard(broker)
+        return self._change_permissions(broker, lambda _perm: PERM_READ | PERM_WRITE)
 
     # ---------------------------------------------------------------------------- topics
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> None:
-        """Add or replace a topic's queues; stops at a broker that is not known."""
+        """Add or replace queues of a topic. Stop at the first queue whose broker is unknown."""
         for queue in queues:
             if queue.broker not in self._brokers:
                 return
-            perm = queue.perm & self._allowed(queue.broker)
+            perm = queue.perm & self._permission_mask(queue.broker)
             self._put_queues(topic, replace(queue, perm=perm))
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget a topic, on one cluster's brokers or on all."""
+        """Remove a topic from the brokers of a cluster; None means from all brokers."""
         served_by = self._topics.get(topic, {})
         members = served_by if cluster is None else self._clusters.get(cluster, set())
         for broker in [name for name in served_by if name in members]:
             self._drop_queues(topic, broker)
 
-    def route(self, topic: str, *, acting_master: bool = False) -> TopicRoute | None:
-        """Where a topic lives; None when no broker that serves it is known.
+    def find_route(self, topic: str, *, acting_master: bool = False) -> TopicRoute | None:
+        """Return the route of a topic; None if no known broker has the topic.
 
-        With `acting_master` a slave stands in for a missing master where its broker allows it.
+        With `acting_master`, the slave with the smallest id has id 0 in the route if the master is
+        missing and its broker allows an acting master.
         """
         queues = self._topics.get(topic, {})
         acting_master = acting_master and not topic.startswith(SYNC_MEMBER_TOPIC_PREFIX)
@@ -369,59 +426,67 @@ class RouteTable:
             brokers.append(data)
         return TopicRoute(tuple(brokers), tuple(queues[name] for name in known))
 
-    def topics(self) -> list[str]:
+    def list_topics(self) -> list[str]:
+        """Return the names of all topics."""
         return list(self._topics)
 
-    def topics_of_cluster(self, cluster: str) -> list[str]:
-        """Return the topics of all brokers of a cluster."""
+    def list_topics_of_cluster(self, cluster: str) -> list[str]:
+        """Return the names of the topics of all brokers of a cluster."""
         found = dict[str, QueueData]()
         for broker in self._clusters.get(cluster, ()):
             found |= self._served.get(broker, {})
         return list(found)
 
-    def looking_for_flags(self, wanted: Callable[[int], bool]) -> Slices[list[str]]:
-        """Return, in steps, the topics whose system flags (those of any one broker) are wanted."""
+    def find_topics_by_flags(self, wanted: Callable[[int], bool]) -> Slices[list[str]]:
+        """Find, in steps, the topics whose system flags on any broker are `wanted`.
+
+        The steps return the names of the topics.
+        """
         found = []
         for count, topic in enumerate(list(self._topics), 1):
             if any(wanted(queue.sys_flag) for queue in self._topics.get(topic, {}).values()):
                 found.append(topic)
-            if count % SLICE == 0:
+            if count % SLICE_TOPICS == 0:
                 yield
         return found
 
     # ---------------------------------------------------------------------------- clusters
 
-    def clusters(self) -> dict[str, list[str]]:
-        """Cluster -> names of its brokers."""
+    def list_clusters(self) -> dict[str, list[str]]:
+        """Return the names of the brokers of each cluster, sorted."""
         return {cluster: sorted(brokers) for cluster, brokers in sorted(self._clusters.items())}
 
-    def brokers(self) -> list[BrokerData]:
+    def list_brokers(self) -> list[BrokerData]:
+        """Return all brokers, sorted by name."""
         return [self._brokers[name] for name in sorted(self._brokers)]
 
-    def broker(self, name: str) -> BrokerData | None:
+    def get_broker(self, name: str) -> BrokerData | None:
+        """Return the broker with this name, or None."""
         return self._brokers.get(name)
 
     # ---------------------------------------------------------------------------- inside
 
     def _check_room(self, new: Registration) -> None:
-        """Raise ProtocolError if a registration is one too many, or has too many topics."""
+        """Raise ProtocolError if a registration would exceed the limit of brokers or topics."""
         if (new.cluster, new.address) not in self._live and len(self._live) >= BROKERS_MAX:
-            raise ProtocolError(f"{BROKERS_MAX} brokers are registered, which is the limit.")
-        others = self.entries - len(self._served.get(new.broker, ()))
+            raise ProtocolError(f"Too many brokers are registered (limit {BROKERS_MAX}).")
+        others = self.entry_count - len(self._served.get(new.broker, ()))
         if others + len(new.topics) > self._entries_max:
             raise ProtocolError(
-                f"The other brokers have {others} topics, this one has {len(new.topics)}; together "
-                f"they may have {self._entries_max}.",
-                fix="Raise sluiceRegisteredTopicsMax of the name server.",
+                f"The other brokers have {others} topics and this one has {len(new.topics)}; the "
+                f"limit for all together is {self._entries_max}.",
+                fix="Increase sluiceRegisteredTopicsMax of the name server.",
             )
 
     def _put_live(self, new: Registration, now_ms: int) -> None:
+        """Make a registration the latest of its address. Its topics are not kept."""
         self._drop_live(new.cluster, new.address)
         key = (new.cluster, new.address)
         self._live[key] = replace(new, topics={}), now_ms
         self._connections.setdefault(new.connection, {})[key] = None
 
     def _drop_live(self, cluster: str, address: str) -> None:
+        """Forget the latest registration of an address, if there is one."""
         held = self._live.pop((cluster, address), None)
         if held is not None:
             keys = self._connections[held[0].connection]
@@ -429,16 +494,21 @@ class RouteTable:
             if not keys:
                 del self._connections[held[0].connection]
 
-    def _taking_topics(self, new: Registration, *, changed: bool, read_only: bool) -> Slices[None]:
-        """Take over the topics of a registration, after those that an earlier one of the same
-        broker has left; stop when the broker is gone. The topics of the registration are taken out
-        of it."""
+    def _apply_topics_in_turn(
+        self, new: Registration, *, is_changed: bool, is_read_only: bool
+    ) -> Slices[None]:
+        """Apply the topics of a registration in steps, after those of the broker's earlier one.
+
+        `is_changed` says whether topics that are known already must be replaced. `is_read_only`
+        says that a slave registers for a missing master. Stop if the broker is removed between two
+        steps. The topics are removed from `new`.
+        """
         before = self._unfinished.get(new.broker)
 
         def steps() -> Slices[None]:
             if before is not None:
                 yield from before
-            yield from self._putting(new, changed=changed, read_only=read_only)
+            yield from self._apply_topics(new, is_changed=is_changed, is_read_only=is_read_only)
 
         self._unfinished[new.broker] = mine = steps()
         try:
@@ -447,59 +517,75 @@ class RouteTable:
             if self._unfinished.get(new.broker) is mine:
                 del self._unfinished[new.broker]
 
-    def _putting(self, new: Registration, *, changed: bool, read_only: bool) -> Slices[None]:
-        is_wiped = read_only and bool(new.acting_master_enable)
+    def _apply_topics(
+        self, new: Registration, *, is_changed: bool, is_read_only: bool
+    ) -> Slices[None]:
+        """Apply the topics of a registration in steps; see `_apply_topics_in_turn`."""
+        is_wiped = is_read_only and bool(new.acting_master_enable)
         if new.is_complete:
             for count, topic in enumerate(list(self._served.get(new.broker, ())), 1):
                 if topic not in new.topics:
                     self._drop_queues(topic, new.broker)
-                if count % SLICE == 0:
+                if count % SLICE_TOPICS == 0:
                     yield
         topics = new.topics
         while topics:
             topic, config = topics.popitem()
             held = self._topics.get(topic, {}).get(new.broker)
-            if changed or held is None:
-                allowed = ~PERM_WRITE if is_wiped else self._allowed(new.broker)
+            if is_changed or held is None:
+                allowed = ~PERM_WRITE if is_wiped else self._permission_mask(new.broker)
                 queue = QueueData(
-                    new.broker, config.read_queues, config.write_queues, config.perm & allowed,
+                    new.broker,
+                    config.read_queues,
+                    config.write_queues,
+                    config.perm & allowed,
                     config.sys_flag,
-                )  # fmt: skip
+                )
                 self._put_queues(topic, queue)
-            if topics and len(topics) % SLICE == 0:
+            if topics and len(topics) % SLICE_TOPICS == 0:
                 yield
                 if new.broker not in self._brokers:
                     return
 
-    def _allowed(self, broker: str) -> int:
-        return ~PERM_WRITE if broker in self._drained else ~0
+    def _permission_mask(self, broker: str) -> int:
+        """Return the permission bits that topics of a broker may have."""
+        return ~PERM_WRITE if broker in self._write_wiped else ~0
 
     def _put_queues(self, topic: str, queue: QueueData) -> None:
+        """Add or replace the queues of a topic on one broker."""
         queues = self._topics.setdefault(topic, {})
-        self.entries += queue.broker not in queues
+        self.entry_count += queue.broker not in queues
         queues[queue.broker] = queue
         self._served.setdefault(queue.broker, {})[topic] = queue
 
     def _drop_queues(self, topic: str, broker: str) -> None:
+        """Remove the queues of a topic on one broker."""
         queues = self._topics.get(topic, {})
-        self.entries -= queues.pop(broker, None) is not None
+        self.entry_count -= queues.pop(broker, None) is not None
         if not queues:
             self._topics.pop(topic, None)
         self._served.get(broker, {}).pop(topic, None)
 
-    def _changing(self, broker: str, change: Callable[[int], int]) -> Slices[int]:
+    def _change_permissions(self, broker: str, change: Callable[[int], int]) -> Slices[int]:
+        """Apply `change` to the permission of each topic of a broker, in steps.
+
+        The steps return the number of topics.
+        """
         topics = list(self._served.get(broker, ()))
         for count, topic in enumerate(topics, 1):
             queue = self._served.get(broker, {}).get(topic)
             if queue is not None:
                 self._put_queues(topic, replace(queue, perm=change(queue.perm)))
-            if count % SLICE == 0:
+            if count % SLICE_TOPICS == 0:
                 yield
         return len(topics)
 
 
-def in_zone(route: TopicRoute, zone: str) -> TopicRoute:
-    """Only the brokers of a zone and those without a master (zone mode, spec/namesrv.md §5)."""
+def filter_zone(route: TopicRoute, zone: str) -> TopicRoute:
+    """Return a route with only the brokers of a zone, and those without a master.
+
+    This is the zone mode of RocketMQ (spec/namesrv.md §5). Upper and lower case are the same.
+    """
     kept = tuple(
         data
         for data in route.brokers
@@ -513,43 +599,61 @@ def in_zone(route: TopicRoute, zone: str) -> TopicRoute:
     )
 
 
-def reachable_address(registered: str, origin: Origin | None, way: Way) -> tuple[str, str]:
-    """`host:port` as registered -> (`host:port` for this client, why; "" when it stays)."""
+def reachable_address(
+    registered: str, origin: Origin | None, client: ClientConnection
+) -> tuple[str, str]:
+    """Return the host:port of a broker that a client is told, and the reason for a change.
+
+    `registered` is the host:port that the broker has registered, `client` the client's connection.
+    The module's docstring has the rules. The reason is "" if `registered` is returned.
+    """
     try:
         host = parse_host(registered)
     except ProtocolError:
         return registered, ""
-    if origin is None or origin.fixed:
+    if origin is None or origin.is_fixed:
         return registered, ""
     if origin.interfaces and all(is_loopback(own) for own in origin.interfaces):
         return registered, ""
     is_local = is_loopback(host.address) or is_wildcard(host.address)
-    instead = _instead_of_local if is_local else _instead_of_foreign
-    address, reason = instead(host.address, origin, way)
+    replacement = _replacement_of_local if is_local else _replacement_of_foreign
+    address, reason = replacement(host.address, origin, client)
     if is_same_address(address, host.address):
         return registered, ""
     return format_address(str(parse_address(address) or address), host.port), reason
 
 
-def _instead_of_local(address: str, origin: Origin, way: Way) -> tuple[str, str]:
-    if not origin.on_this_host:
-        return origin.source, "the broker's registration came from there"
-    if is_loopback(address) and way.on_this_host:
+def _replacement_of_local(
+    address: str, origin: Origin, client: ClientConnection
+) -> tuple[str, str]:
+    """Return the address to tell instead of a loopback or wildcard one, and the reason."""
+    if not origin.is_on_this_host:
+        return origin.source_address, "the broker's registration came from there"
+    if is_loopback(address) and client.is_on_this_host:
         return address, ""
-    return way.local, "the broker is on the name server's machine, which the client reached there"
+    return (
+        client.local_address,
+        "the broker is on the name server's machine, which the client reached there",
+    )
 
 
-def _instead_of_foreign(address: str, origin: Origin, way: Way) -> tuple[str, str]:
-    if parse_address(address) is None or is_same_network(address, way.remote):
+def _replacement_of_foreign(
+    address: str, origin: Origin, client: ClientConnection
+) -> tuple[str, str]:
+    """Return the address to tell instead of any other one, and the reason; "" if it stays."""
+    if parse_address(address) is None or is_same_network(address, client.remote_address):
         return address, ""
-    if origin.on_this_host:
-        if origin.listens_at(way.local):
-            return way.local, "the broker listens where the client reached the name server"
+    if origin.is_on_this_host:
+        if origin.listens_on(client.local_address):
+            return (
+                client.local_address,
+                "the broker listens where the client reached the name server",
+            )
         return address, ""
-    if not is_private(address) or is_same_address(origin.source, way.remote):
+    if not is_private(address) or is_same_address(origin.source_address, client.remote_address):
         return address, ""
-    if is_same_network(origin.source, way.remote):
-        return origin.source, "the broker's registration came from the client's own network"
-    if origin.interfaces and not origin.listens_at(origin.source):
-        return origin.source, "the broker is behind an address translation"
+    if is_same_network(origin.source_address, client.remote_address):
+        return origin.source_address, "the broker's registration came from the client's own network"
+    if origin.interfaces and not origin.listens_on(origin.source_address):
+        return origin.source_address, "the broker is behind an address translation"
     return address, ""

@@ -190,7 +190,7 @@ class Checkpointer:
             self._log.records_end,
             *self._queues.digest(),
             self._writer.last_time_ms,
-            *self._keys.mark(),
+            *self._keys.current_mark(),
             self._log.start,
         )
 

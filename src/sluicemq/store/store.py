@@ -111,7 +111,7 @@ class Store:
         self.incarnation = incarnation or Incarnation(files, config.root)
         self.keys = KeyIndex(config, files, clock, log, checkpoint_file, after_crash=after_crash)
         self.writer = Writer(
-            log, queues, config, clock, self.recovered.store_time_ms, self.keys.known
+            log, queues, config, clock, self.recovered.store_time_ms, self.keys.known_keys
         )
         self.columns = PropertyColumns(config, files, clock, log, queues)
         self.reader = LogReader(log, queues, config, clock, self.columns)
@@ -126,8 +126,8 @@ class Store:
         )
         self.on_visible: Callable[[VisibleOffsets], None] | None = None
         """Called with the queues that have new visible messages, in the event loop."""
-        self.keys.record_at = self.reader.record_at
-        self.retention.on_start_moved += [self.keys.start_moved, self.columns.start_moved]
+        self.keys.read_visible_record = self.reader.record_at
+        self.retention.on_start_moved += [self.keys.drop_files_before, self.columns.start_moved]
         self._publishes_later = config.flush_sync or is_gated
         self._unpublished: deque[_CommittedGroup] = deque()
         self._hidden_ends: dict[Queue, int] = {}
@@ -207,11 +207,11 @@ class Store:
                 recovered.end,
                 recovered.units_added,
             )
-            if not (was_followed or recovered.is_rebuilt or self.keys.has_news):
+            if not (was_followed or recovered.is_rebuilt or self.keys.has_newer_index_time):
                 # The next tick begins a checkpoint. Until it is written, a start repeats this.
                 self._checkpoints.hasten()
                 return
-        elif not self.keys.has_news:
+        elif not self.keys.has_newer_index_time:
             return
         self._checkpoints.write_now()
         if was_followed:  # everything that the master had sent is durable now
@@ -441,7 +441,7 @@ class Store:
             self.reader.clear_caches()
             self._hidden_ends.clear()
             self._queues.remove_all()
-            self.keys.begin(position)
+            self.keys.restart_at(position)
             self.make_visible(position, [])
             self._checkpoints.write_now()
         except OSError as error:
@@ -471,11 +471,11 @@ class Store:
                 records_end = skipped
             with self._checkpoints.lock:
                 values = records_end, *self._queues.digest(end), time_ms
-                index_values = self.keys.mark_before(records_end)
+                index_values = self.keys.mark_after_truncation(records_end)
                 self._checkpoints.file.write(Checkpoint(0, *values, *index_values, log.start))
                 log.truncate(end)
                 log.followed_end = records_end
-            self.keys.cut(records_end)
+            self.keys.truncate(records_end)
             self.writer.last_time_ms = time_ms
             offsets_before = {queue: queue.visible_offset for queue in self._queues}
             self._queues.truncate_to_log(end)

@@ -26,7 +26,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from sluicemq.broker.failover.consensus import NO_CONDITION, Entries, Entry, KeptLease, Swap
+from sluicemq.broker.failover.consensus import NO_CONDITIONS, Entries, Entry, KeepAliveLease, Swap
 from sluicemq.errors import ConsensusError
 
 T = TypeVar("T")
@@ -85,18 +85,21 @@ class MemoryConsensus:
         self.clients.append(client)
         return client
 
-    def apply(self, changes: Sequence[Swap], given: Mapping[str, int] = NO_CONDITION) -> bool:
+    def apply(self, changes: Sequence[Swap], conditions: Mapping[str, int] = NO_CONDITIONS) -> bool:
         """Apply `changes` at once if every key has its expected version; return whether it did.
 
         `given` are the expected versions of further keys; 0 means that a key does not exist. A
         change with a lease that has ended also makes the result False.
         """
-        conditions = {**given, **{c.key: c.expected for c in changes if c.expected is not None}}
+        conditions = {
+            **conditions,
+            **{c.key: c.expected_version for c in changes if c.expected_version is not None},
+        }
         for key, version in conditions.items():
             entry = self.entries.get(key)
             if (entry.version if entry else 0) != version:
                 return False
-        if any(change.lease and change.lease not in self._leases for change in changes):
+        if any(change.lease_id and change.lease_id not in self._leases for change in changes):
             return False
         self.revision += 1
         for key, value, _, lease in changes:
@@ -133,7 +136,7 @@ class MemoryConsensus:
         elif lease := self._leases.pop(lease_id, None):
             lease[1].cancel()
             deletions = [
-                Swap(key, None) for key, entry in self.entries.items() if entry.lease == lease_id
+                Swap(key, None) for key, entry in self.entries.items() if entry.lease_id == lease_id
             ]
             if deletions:
                 self.apply(deletions)
@@ -171,7 +174,7 @@ class MemoryClient:
         self._service = service
         self._watches: dict[int, _Watch] = {}
         self._watch_ids = itertools.count()
-        self._leases: list[KeptLease] = []
+        self._leases: list[KeepAliveLease] = []
 
     @property
     def is_disconnected(self) -> bool:
@@ -187,8 +190,10 @@ class MemoryClient:
     async def read(self, prefix: str) -> Entries:
         return await self._request(lambda: self._service.find(prefix))
 
-    async def swap(self, changes: Sequence[Swap], given: Mapping[str, int] = NO_CONDITION) -> bool:
-        return await self._request(lambda: self._service.apply(changes, given))
+    async def swap(
+        self, changes: Sequence[Swap], conditions: Mapping[str, int] = NO_CONDITIONS
+    ) -> bool:
+        return await self._request(lambda: self._service.apply(changes, conditions))
 
     def watch(self, prefix: str, on_change: Callable[[Entries], None]) -> Callable[[], None]:
         number = next(self._watch_ids)
@@ -200,14 +205,14 @@ class MemoryClient:
 
         return end
 
-    async def lease(self, ttl_s: float, on_lost: Callable[[], None]) -> KeptLease:
+    async def lease(self, ttl_s: float, on_lost: Callable[[], None]) -> KeepAliveLease:
         lease_id = await self._request(lambda: self._service.grant_lease(ttl_s))
-        lease = KeptLease(
+        lease = KeepAliveLease(
             lease_id,
             ttl_s,
             on_lost,
-            keep=lambda: self._request(lambda: self._service.renew_lease(lease_id)),
-            end=lambda: self._request(lambda: self._service.end_lease(lease_id)),
+            renew=lambda: self._request(lambda: self._service.renew_lease(lease_id)),
+            revoke=lambda: self._request(lambda: self._service.end_lease(lease_id)),
         )
         self._leases.append(lease)
         return lease

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any, Final
 from unittest.mock import patch
 
-from sluicemq.broker.epochs.epochs import Epochs, EpochTable
+from sluicemq.broker.epochs.epochs import Epochs
+from sluicemq.broker.epochs.table import EpochTable
 from sluicemq.cli import main
 
 
 def forgets_epochs() -> Any:
     """What epochs there are is not state that fails over: each master begins without."""
-    return patch.object(Epochs, "load", lambda self: setattr(self._worker, "is_on", True))
+    return patch.object(Epochs, "load", lambda self: setattr(self._worker, "is_enabled", True))
 
 
 def resumes_from_the_start() -> Any:

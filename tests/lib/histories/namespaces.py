@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from histories.history import TermSeen
-from sluicemq.broker.failover.election import directory, state_key
+from sluicemq.broker.failover.election import key_prefix, state_key
 from sluicemq.cli.servers.processes import etcd_binary
 
 BROKER: Final = "histories"
 CLUSTER: Final = "DefaultCluster"
-STATE: Final = state_key(directory(CLUSTER, BROKER))
+STATE: Final = state_key(key_prefix(CLUSTER, BROKER))
 READY_S: Final = 30.0
 CONFIG: Final = """
 brokerClusterName = {cluster}

@@ -27,7 +27,7 @@ from sluicemq.config import BrokerConfig, NameServerConfig
 from sluicemq.model.ids import Host
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue, TopicConfig, allocate_average
-from sluicemq.nameserver.requests import Requests
+from sluicemq.nameserver.requests import NameServerRequests
 from sluicemq.nameserver.routes import RouteTable
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
@@ -54,7 +54,7 @@ class OneOfEach:
         self.topics = [f"orders-of-the-department-{number:06d}" for number in range(topics)]
         config = NameServerConfig(kv_config_path="/kv.json", config_path="/names.properties")
         tracemalloc.start()
-        self.server = Requests(config, CrashableFiles(), RouteTable(), 0)
+        self.server = NameServerRequests(config, CrashableFiles(), RouteTable(), 0)
         self.registrations = [self._registration(number, spread) for number in range(brokers)]
         gc.collect()
         before = tracemalloc.get_traced_memory()[0]
@@ -66,7 +66,7 @@ class OneOfEach:
 
     def ask(self, command: Command) -> Command:
         peer = Peer(_Nowhere(), Host("10.0.0.9", 1), Host("10.0.0.8", 9876))
-        return self.server.answer(command, peer, 0)
+        return self.server.handle_now(command, peer, 0)
 
     def _registration(self, number: int, spread: int) -> Command:
         """A broker has every topic whose number fits: each is on `spread` brokers."""

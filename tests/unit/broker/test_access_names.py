@@ -66,7 +66,7 @@ class Victim:
         return (
             {name: dict(found) for name, found in core.offsets.table.items()},
             str(core.locks._groups),
-            [(it.key, it.asked is None, it.is_ending) for it in core.transactions.table],
+            [(it.key, it.asked_peer is None, it.is_ending) for it in core.transactions.table],
             self.broker.store.queue_offsets(TIMER_TOPIC, 0),
             [
                 str(it.checkpoint) + str([*it.pending_offsets])

@@ -13,10 +13,11 @@ from simulation.stepped import (
     SteppedClient,
     send_fields,
 )
-from sluicemq.broker.epochs.epochs import CHUNK_MESSAGES, EPOCH_TOPIC, KEPT_MS
+from sluicemq.broker.epochs.epochs import CHUNK_MESSAGES
+from sluicemq.broker.epochs.table import RETENTION_MS
 from sluicemq.config import BrokerConfig
 from sluicemq.files import overwrite_text
-from sluicemq.model.system_names import STAGING_TOPIC
+from sluicemq.model.system_names import EPOCH_TOPIC, STAGING_TOPIC
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records, encode_batch, parse_head
 from sluicemq.record.layout import CRC_MASK, RECORD_HEAD
@@ -242,7 +243,7 @@ def test_the_last_epoch_of_a_query_is_known_after_its_record_is_deleted(
 
 def test_queries_are_forgotten_after_a_month(broker: SteppedBroker, client: SteppedClient) -> None:
     commit(broker, client, stage(client, [b"a"]))
-    broker.clock.advance(KEPT_MS / 1000 + 1)
+    broker.clock.advance(RETENTION_MS / 1000 + 1)
     broker.core.epochs.table.document.save()
     table = json.loads(broker.files.content("/store/config/sluiceEpochs.json"))
     assert table["queries"] == {}
@@ -267,7 +268,7 @@ def test_a_topic_that_is_deleted_in_between_is_made_anew(
     staged = stage(client, [b"a"])
     ask(client, "q", 0, staged, step="commit")  # checked and recorded in its turn
     known = broker.core.epochs.table.queries["q"][""]
-    assert not known.is_done
+    assert not known.is_complete
     broker.core.topics.remove("T")
     commit(broker, client, staged)
     assert messages(broker) == [b"a"]

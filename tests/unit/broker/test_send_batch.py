@@ -100,7 +100,7 @@ def indexed(broker: SteppedBroker) -> list[bytes]:
     while not index.catch_up():
         pass
     return [
-        bytes(file._segment.view()[file._entry_at(1) : file._entry_at(file.count)])
+        bytes(file._segment.view()[file._entry_at(1) : file._entry_at(file.next_number)])
         for file in index._index_files
     ]
 
@@ -204,7 +204,7 @@ def test_the_index_need_not_read_what_was_appended_as_columns(
     broker, client = broker_with(columns=True)
     client.call(310, send_fields())
     indexed(broker)
-    monkeypatch.setattr(index_columns, "columns_of", None)
+    monkeypatch.setattr(index_columns, "key_columns_at", None)
     for body in (b"b" * 200, b"b" * 3000):
         entries = [(0, body, b"UNIQ_KEY\x01%d\x02KEYS\x01k %d\x02" % (n, n)) for n in range(MANY)]
         client.call(320, send_fields(), encode_batch(entries))
@@ -296,7 +296,7 @@ def published(groups: Sequence[tuple[Stage, int, int, bytes]], *, columns: bool)
         answers.append(client.call(int(RequestCode.SLUICE_COMMIT_EPOCH), fields, ranges_of((one,))))
         broker.settle()
     return [[(one.code, one.remark) for one in answers], answers[-1].fields, seen(broker),
-            seen(broker, "U"), broker.core.epochs.published]  # fmt: skip
+            seen(broker, "U"), broker.core.epochs.published_count]  # fmt: skip
 
 
 def _crc(entries: Sequence[Entry], checksum: int) -> int:

@@ -13,7 +13,7 @@ from simulation.stepped import (
     pull_fields,
     send_fields,
 )
-from sluicemq.broker.transactions.transactions import GivenUp
+from sluicemq.broker.transactions.transactions import AbandonedTransaction
 from sluicemq.config import BrokerConfig
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.system_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
@@ -179,7 +179,7 @@ def test_ends_are_durable_before_they_are_answered() -> None:
         ({"tranStateTableOffset": 7}, "The transaction state table offset wrong"),
         ({"commitLogOffset": 3}, "there is no half message at commitLogOffset 3"),
         ({"commitLogOffset": 1 << 40}, "there is no half message"),
-        ({"commitOrRollback": 5}, "commitOrRollback is 5"),
+        ({"commitOrRollback": 5}, "commitOrRollback must be 8 (commit)"),
     ],
 )
 def test_an_end_that_names_the_wrong_half_is_refused(
@@ -210,7 +210,7 @@ def test_an_end_after_the_time_that_the_producer_asked_for_is_too_late(
     assert client.call(37, early.end(COMMIT)).code == 0
     run(broker, 2)
     answer = client.call(37, late.end(COMMIT))
-    assert (answer.code, "a check decides" in (answer.remark or "")) == (604, True)
+    assert (answer.code, "A check decides" in (answer.remark or "")) == (604, True)
     assert client.call(37, late.end(COMMIT, fromTransactionCheck="true")).code == 0
     assert bodies_of(broker) == [b"body-1", b"body-2"]
 
@@ -316,7 +316,7 @@ def test_a_decision_stands(broker: SteppedBroker, first: int, second: int) -> No
     sent = begin(client)
     client.call(37, sent.end(first))
     answer = client.call(37, sent.end(second))
-    assert (answer.code, "before: it stays so" in (answer.remark or "")) == (1, True)
+    assert (answer.code, "before and cannot change" in (answer.remark or "")) == (1, True)
     assert bodies_of(broker) == ([b"body-1"] if first == COMMIT else [])
 
 
@@ -490,7 +490,7 @@ def test_members_without_a_listener_are_named_once_and_others_asked(
     assert len(named) == 1
     assert "client mute of producer group P" in named[0]
     assert len(questions(mute)) <= 4
-    assert broker.core.transactions.check_back.unanswered == len(questions(mute))
+    assert broker.core.transactions.checker.unanswered_count == len(questions(mute))
 
 
 def test_checks_without_anybody_to_ask_do_not_count(
@@ -513,7 +513,7 @@ def test_checks_without_anybody_to_ask_do_not_count(
 def test_after_so_many_checks_a_transaction_is_given_up(
     broker: SteppedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[GivenUp] = []
+    told: list[AbandonedTransaction] = []
     broker.core.transactions.on_given_up.append(told.append)
     client = producer(broker)
     sent = begin(client)
@@ -524,14 +524,14 @@ def test_after_so_many_checks_a_transaction_is_given_up(
     assert len(questions(client)) == 15
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert len(lines) == 1
-    assert "ID1 of producer group P for topic T is given up after 15 checks" in lines[0]
-    assert [(one.unique_id, one.checks, one.topic) for one in told] == [("ID1", 15, "T")]
-    assert broker.core.transactions.given_up == 1
+    assert "ID1 of producer group P for topic T is abandoned after 15 checks" in lines[0]
+    assert [(one.unique_id, one.check_count, one.topic) for one in told] == [("ID1", 15, "T")]
+    assert broker.core.transactions.abandoned_count == 1
     [kept] = visible(broker, CHECK_MAX_TOPIC)
     assert (kept.body, kept.properties["REAL_TOPIC"]) == (b"body-1", "T")
     assert bodies_of(broker) == []
     answer = client.call(37, sent.end(COMMIT))
-    assert (answer.code, "given up before" in (answer.remark or "")) == (1, True)
+    assert (answer.code, "abandoned before" in (answer.remark or "")) == (1, True)
 
 
 def test_a_transaction_that_is_older_than_the_log_is_kept_is_given_up(
@@ -549,14 +549,14 @@ def test_a_hook_that_fails_harms_nobody(
 ) -> None:
     broker.change(transaction_check_max=0)
 
-    def broken(given_up: GivenUp) -> None:
+    def broken(given_up: AbandonedTransaction) -> None:
         raise KeyError(given_up.unique_id)
 
     broker.core.transactions.on_given_up.append(broken)
     begin(broker.connect())
     run(broker, 10)
-    assert broker.core.transactions.given_up == 1
-    assert "a hook for transactions that are given up failed" in caplog.text
+    assert broker.core.transactions.abandoned_count == 1
+    assert "a hook for abandoned transactions failed" in caplog.text
 
 
 # --- commits that cannot be stored
@@ -650,7 +650,10 @@ def test_a_start_reads_only_what_is_not_done(broker: SteppedBroker) -> None:
     again = restarted(broker)
     table = again.core.transactions.table
     assert [t.unique_id for t in table] == ["ID100"]
-    assert (table.half_low, table.op_low(table.half_low)) == (99, 99)
+    assert (table.lowest_half_offset, table.find_lowest_op_offset(table.lowest_half_offset)) == (
+        99,
+        99,
+    )
 
 
 def test_offsets_are_kept_only_as_far_as_the_disk_has_the_log(broker: SteppedBroker) -> None:
@@ -674,11 +677,11 @@ def test_an_old_transaction_is_carried_forward(
         client.call(37, begin(client, number).end(ROLLBACK))
     run(broker, 2)
     [transaction] = broker.core.transactions.table
-    assert (transaction.unique_id, transaction.checks) == ("ID1", 0)
+    assert (transaction.unique_id, transaction.check_count) == ("ID1", 0)
     assert transaction.offset > 50
     assert questions(client) == []
     again = restarted(broker)
-    assert again.core.transactions.table.half_low > 50
+    assert again.core.transactions.table.lowest_half_offset > 50
     client = producer(again)
     assert client.call(37, old.end(COMMIT)).code == 0
     [message] = visible(again)
@@ -735,7 +738,7 @@ def test_a_transaction_is_decided_by_hand(
     request = {"transactionId": "ID1", "commitOrRollback": outcome}
     assert client.call(900112, request).code == 0
     assert client.call(900112, request).code == 22
-    assert "by hand" in caplog.text
+    assert "by an operator" in caplog.text
     assert bodies_of(broker) == ([b"body-1"] if outcome == COMMIT else [])
     assert client.call(37, sent.end(outcome)).code == 0
     assert len(bodies_of(broker)) == (outcome == COMMIT)

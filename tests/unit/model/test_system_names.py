@@ -121,10 +121,10 @@ def of_console(page: Any, kind: str) -> set[str]:
         is_live = False
         admin = Admin()
 
-        async def listed(self, _key: str, ask: Callable[[], Any]) -> Any:
+        async def get_cached(self, _key: str, ask: Callable[[], Any]) -> Any:
             return ask()
 
-        def paged(self, rows: list[str]) -> Any:
+        def paginate(self, rows: list[str]) -> Any:
             return SimpleNamespace(rows=rows)
 
     answer = asyncio.run(page.show_all(Context()))

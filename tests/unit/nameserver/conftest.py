@@ -9,7 +9,7 @@ import pytest
 from sluicemq.config import NameServerConfig
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.model.ids import Host
-from sluicemq.nameserver.requests import Requests
+from sluicemq.nameserver.requests import NameServerRequests
 from sluicemq.nameserver.routes import RouteTable
 from sluicemq.wire.frames import Command
 
@@ -25,16 +25,16 @@ Ask = Callable[..., Command]
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Requests:
+def parts(tmp_path: Path) -> NameServerRequests:
     config = NameServerConfig(
         kv_config_path=str(tmp_path / "kvConfig.json"),
         config_path=str(tmp_path / "namesrv.properties"),
     )
-    return Requests(config, SYSTEM_FILES, RouteTable(), started_ms=0)
+    return NameServerRequests(config, SYSTEM_FILES, RouteTable(), started_ms=0)
 
 
 @pytest.fixture
-def ask(parts: Requests) -> Ask:
+def ask(parts: NameServerRequests) -> Ask:
     """`ask(code, fields, body, peer=, now_ms=, version=)` -> the answer."""
 
     def ask(
@@ -47,6 +47,6 @@ def ask(parts: Requests) -> Ask:
         version: int = 479,
     ) -> Command:
         command = Command(code, fields, body, version=version)
-        return parts.answer(command, peer, now_ms)
+        return parts.handle_now(command, peer, now_ms)
 
     return ask

@@ -12,7 +12,7 @@ import pytest
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import DataVersion, TopicConfig
-from sluicemq.nameserver.requests import Requests
+from sluicemq.nameserver.requests import NameServerRequests
 from sluicemq.wire.frames import Command
 from sluicemq.wire.registration import RegisterBody, encode_register_body
 from sluicemq.wire.tables import TopicTable
@@ -101,14 +101,16 @@ def test_a_slave_is_told_where_its_master_is(ask: Ask) -> None:
     assert answer.fields == {"haServerAddr": "127.0.0.1:10912", "masterAddr": "127.0.0.1:10911"}
 
 
-def test_brokers_learn_the_order_topics_unless_that_is_off(ask: Ask, parts: Requests) -> None:
+def test_brokers_learn_the_order_topics_unless_that_is_off(
+    ask: Ask, parts: NameServerRequests
+) -> None:
     ask(100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "a:4"})
     assert register(ask).body == b'{"table":{"T":"a:4"}}'
     parts.config = dataclasses.replace(parts.config, return_order_config_to_broker=False)
     assert register(ask).body == b""
 
 
-def test_missing_topics_go_when_the_switch_says_so(ask: Ask, parts: Requests) -> None:
+def test_missing_topics_go_when_the_switch_says_so(ask: Ask, parts: NameServerRequests) -> None:
     register(ask, "T", "U")
     ask(103, fields_of(), body_of("T"))
     assert ask(206).body == b'{"topicList":["T","U"]}'
@@ -138,11 +140,11 @@ def test_a_broker_may_skip_a_registration_that_changes_nothing(ask: Ask) -> None
 
 
 @pytest.mark.parametrize("code", [322, 904])
-def test_a_sign_of_life_refreshes_a_broker(ask: Ask, parts: Requests, code: int) -> None:
+def test_a_sign_of_life_refreshes_a_broker(ask: Ask, parts: NameServerRequests, code: int) -> None:
     ask(103, fields_of(heartbeatTimeoutMillis="1000"), body_of("T", "U"))
     ask(code, fields_of(), b"{}" if code == 322 else b"", now_ms=1000)
-    assert parts.table.expire(2000) == []
-    assert len(parts.table.expire(2001)) == 1
+    assert parts.table.find_expired(2000) == []
+    assert len(parts.table.find_expired(2001)) == 1
 
 
 def test_a_member_group_is_empty_when_unknown(ask: Ask) -> None:
@@ -181,7 +183,7 @@ def test_an_unknown_topic_is_answered_as_the_real_one_does(ask: Ask) -> None:
     )
 
 
-def test_a_name_server_may_wait_before_it_gives_routes(ask: Ask, parts: Requests) -> None:
+def test_a_name_server_may_wait_before_it_gives_routes(ask: Ask, parts: NameServerRequests) -> None:
     register(ask)
     parts.config = dataclasses.replace(parts.config, wait_for_service=True)
     early = ask(105, {"topic": "T"}, now_ms=44_999)
@@ -189,7 +191,9 @@ def test_a_name_server_may_wait_before_it_gives_routes(ask: Ask, parts: Requests
     assert ask(105, {"topic": "T"}, now_ms=45_000).code == 0
 
 
-def test_strict_order_is_in_the_route_only_when_the_switch_is_on(ask: Ask, parts: Requests) -> None:
+def test_strict_order_is_in_the_route_only_when_the_switch_is_on(
+    ask: Ask, parts: NameServerRequests
+) -> None:
     register(ask)
     ask(100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "a:4"})
     assert b"orderTopicConf" not in ask(105, {"topic": "T"}).body
@@ -208,7 +212,7 @@ def test_zone_mode_leaves_the_brokers_of_other_zones_out(ask: Ask) -> None:
 
 
 def test_an_acting_master_shows_only_where_the_name_server_supports_it(
-    ask: Ask, parts: Requests
+    ask: Ask, parts: NameServerRequests
 ) -> None:
     register(ask, brokerId="1", enableActingMaster="true")
     assert addresses_in(ask(105, {"topic": "T"})) == {"a": None}
@@ -249,7 +253,7 @@ def test_our_broker_s_extra_fields_decide(ask: Ask) -> None:
     assert addresses_in(ask(105, {"topic": "T"}, peer=peer)) == {"a": "192.168.1.5:10911"}
 
 
-def test_the_replacement_can_be_turned_off(ask: Ask, parts: Requests) -> None:
+def test_the_replacement_can_be_turned_off(ask: Ask, parts: NameServerRequests) -> None:
     parts.config = dataclasses.replace(parts.config, reachable_addresses=False)
     register(ask)
     peer = type("Peer", (), OFFICE)()
@@ -267,7 +271,7 @@ def test_cluster_info_has_bare_ids_for_every_version(ask: Ask) -> None:
     )
 
 
-def test_topic_lists(ask: Ask, parts: Requests) -> None:
+def test_topic_lists(ask: Ask, parts: NameServerRequests) -> None:
     register(ask)
     ask(103, fields_of("b", clusterName="d", brokerAddr="10.0.0.2:1"), body_of("V", sys_flag=1))
     ask(103, fields_of("e", clusterName="d", brokerAddr="10.0.0.3:1"), body_of("W", sys_flag=2))
@@ -325,7 +329,7 @@ def test_a_topic_is_registered_and_deleted(ask: Ask) -> None:
 # ------------------------------------------------------------------ key-values and config
 
 
-def test_key_values_come_back_and_survive_a_restart(ask: Ask, parts: Requests) -> None:
+def test_key_values_come_back_and_survive_a_restart(ask: Ask, parts: NameServerRequests) -> None:
     key = {"namespace": "n", "key": "k"}
     absent = ask(101, key)
     assert (absent.code, absent.fields) == (22, {})
@@ -342,7 +346,7 @@ def test_key_values_come_back_and_survive_a_restart(ask: Ask, parts: Requests) -
 
 
 def test_a_disk_that_does_not_write_is_an_answer_and_changes_nothing(
-    ask: Ask, parts: Requests, tmp_path: Path
+    ask: Ask, parts: NameServerRequests, tmp_path: Path
 ) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
@@ -353,7 +357,9 @@ def test_a_disk_that_does_not_write_is_an_answer_and_changes_nothing(
     assert ask(101, {"namespace": "n", "key": "k"}).code == 22
 
 
-def test_the_configuration_is_shown_changed_and_written(ask: Ask, parts: Requests) -> None:
+def test_the_configuration_is_shown_changed_and_written(
+    ask: Ask, parts: NameServerRequests
+) -> None:
     path = Path(parts.config.config_path)
     path.write_text("# mine\norderMessageEnable = false\n")
     assert ask(318, None, b"orderMessageEnable=true\nnope=1\n").code == 0
@@ -363,7 +369,9 @@ def test_the_configuration_is_shown_changed_and_written(ask: Ask, parts: Request
     assert path.with_suffix(".properties.bak").exists()
 
 
-def test_a_change_for_the_next_start_is_pending_until_then(ask: Ask, parts: Requests) -> None:
+def test_a_change_for_the_next_start_is_pending_until_then(
+    ask: Ask, parts: NameServerRequests
+) -> None:
     port = parts.config.listen_port
     assert ask(318, None, b"listenPort=1\n").remark == "in effect at the next start: listenPort"
     assert parts.config.listen_port == port
@@ -376,7 +384,7 @@ def test_a_change_for_the_next_start_is_pending_until_then(ask: Ask, parts: Requ
     assert b"PATH" not in ask(319).body
 
 
-def test_a_refused_change_changes_nothing(ask: Ask, parts: Requests) -> None:
+def test_a_refused_change_changes_nothing(ask: Ask, parts: NameServerRequests) -> None:
     before = parts.config
     black = ask(318, None, b"orderMessageEnable=true\nkvConfigPath=/x")
     assert (black.code, black.remark) == (16, "Can not update config in black list.")

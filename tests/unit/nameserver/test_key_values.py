@@ -16,7 +16,7 @@ def open_at(path: Path) -> KeyValues:
 def test_a_file_of_the_real_name_server_is_read(tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
     path.write_text('{"configTable":{"ORDER_TOPIC_CONFIG":{"T":"broker-a:4"}}}')
-    assert open_at(path).namespace("ORDER_TOPIC_CONFIG") == {"T": "broker-a:4"}
+    assert open_at(path).get_namespace("ORDER_TOPIC_CONFIG") == {"T": "broker-a:4"}
 
 
 def test_a_change_is_in_the_file_when_it_is_answered(tmp_path: Path) -> None:
@@ -27,14 +27,14 @@ def test_a_change_is_in_the_file_when_it_is_answered(tmp_path: Path) -> None:
     values.delete("n", "k")
     again = open_at(path)
     assert again.get("n", "k") is None
-    assert again.namespace("n") == {"k2": "v2"}
-    assert again.namespace("other") is None
+    assert again.get_namespace("n") == {"k2": "v2"}
+    assert again.get_namespace("other") is None
 
 
 def test_a_copy_of_a_namespace_changes_nothing(tmp_path: Path) -> None:
     values = open_at(tmp_path / "kvConfig.json")
     values.put("n", "k", "v")
-    table = values.namespace("n")
+    table = values.get_namespace("n")
     assert table is not None
     table["k"] = "other"
     assert values.get("n", "k") == "v"

@@ -84,17 +84,17 @@ def test_a_silent_broker_is_removed_and_its_connection_closed(
     peer, wire = connect()
     register(server, peer)
     clock.steady_s += 10
-    server.tick()
+    server.remove_expired()
     assert (route_code(server), wire.closed) == (0, False)
     clock.steady_s += 0.002
-    server.tick()
+    server.remove_expired()
     assert (route_code(server), wire.closed) == (17, True)
 
 
 def test_a_wall_clock_that_jumps_removes_nobody(server: NameServer, clock: HandClock) -> None:
     register(server, connect()[0])
     clock.wall_ms += 10**9
-    server.tick()
+    server.remove_expired()
     assert route_code(server) == 0
 
 
@@ -103,8 +103,8 @@ def test_a_closed_connection_removes_its_broker_at_once(server: NameServer) -> N
     register(server, peer)
     other, _ = connect()
     register(server, other, brokerName="b", brokerAddr="127.0.0.1:2")
-    server.disconnected(peer)
-    assert [data.broker for data in server.requests.table.brokers()] == ["b"]
+    server.on_disconnect(peer)
+    assert [data.broker for data in server.requests.table.list_brokers()] == ["b"]
 
 
 def test_an_unknown_request_gets_the_standard_answer(server: NameServer) -> None:
@@ -145,7 +145,7 @@ async def test_replicas_are_told_who_is_the_smallest(tmp_path: Path, clock: Hand
     for broker_id, port in (("1", "7"), ("2", "8")):
         acting = {"enableActingMaster": "true", "brokerAddr": f"127.0.0.1:{port}"}
         register(server, connect()[0], brokerId=broker_id, **acting)
-    server.disconnected(peer)
+    server.on_disconnect(peer)
     for _ in range(20):
         await asyncio.sleep(0)
     said = {
@@ -211,7 +211,7 @@ async def test_a_sweep_and_a_look_at_the_rules_that_fail_are_tried_again(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(server.requests.table, "expire", broken)
+    monkeypatch.setattr(server.requests.table, "find_expired", broken)
     for _ in range(3):
         server._sweep()
     assert server._timer is not None

@@ -2,17 +2,18 @@
 
 import pytest
 
-from sluicemq.nameserver.routes import Origin, Way, reachable_address
+from sluicemq.nameserver.routes import ClientConnection, Origin, reachable_address
 
 HERE = "192.168.1.5"
 """The name server's machine as the office sees it."""
 ALL_HERE = ("127.0.0.1", HERE, "172.17.0.1")
 
-LOCAL_CLIENT = Way("127.0.0.1", "127.0.0.1")
-SAME_HOST_CLIENT = Way(HERE, HERE)
-OFFICE_CLIENT = Way("192.168.1.77", HERE)
-FAR_CLIENT = Way("10.9.9.9", HERE)
-CONTAINER_CLIENT = Way("172.17.0.3", "172.17.0.1")
+LOCAL_CLIENT = ClientConnection("127.0.0.1", "127.0.0.1")
+SAME_HOST_CLIENT = ClientConnection(HERE, HERE)
+OFFICE_CLIENT = ClientConnection("192.168.1.77", HERE)
+FAR_CLIENT = ClientConnection("10.9.9.9", HERE)
+CLIENT_6 = ClientConnection("2001:db8::9", "2001:db8::5")
+CONTAINER_CLIENT = ClientConnection("172.17.0.3", "172.17.0.1")
 
 JAVA_HERE = Origin("127.0.0.1", "127.0.0.1")
 JAVA_HERE_BY_NAME = Origin(HERE, HERE)
@@ -34,7 +35,7 @@ CASES = {
     "loopback there, office client": ("127.0.0.1", JAVA_THERE, OFFICE_CLIENT, "192.168.1.20"),
     "loopback there, local client": ("127.0.0.1", JAVA_THERE, LOCAL_CLIENT, "192.168.1.20"),
     "loopback there, client there": (
-        "127.0.0.1", JAVA_THERE, Way("192.168.1.20", HERE), "192.168.1.20",
+        "127.0.0.1", JAVA_THERE, ClientConnection("192.168.1.20", HERE), "192.168.1.20",
     ),
     # registered as 0.0.0.0
     "wildcard here, local client": ("0.0.0.0", JAVA_HERE, LOCAL_CLIENT, "127.0.0.1"),
@@ -65,7 +66,7 @@ CASES = {
         "172.18.0.2", OURS_BEHIND_NAT, FAR_CLIENT, "192.168.1.20",
     ),
     "docker address, client behind the same NAT": (
-        "172.18.0.2", OURS_BEHIND_NAT, Way("192.168.1.20", HERE), "172.18.0.2",
+        "172.18.0.2", OURS_BEHIND_NAT, ClientConnection("192.168.1.20", HERE), "172.18.0.2",
     ),
     "another docker0 of the same numbers is not this one": (
         "192.168.1.20", OURS_THERE, CONTAINER_CLIENT, "192.168.1.20",
@@ -73,27 +74,26 @@ CASES = {
     "a public address was meant": ("8.8.4.4", JAVA_THERE, OFFICE_CLIENT, "8.8.4.4"),
     # never replaced
     "brokerIP1": (
-        "127.0.0.1", Origin("127.0.0.1", "127.0.0.1", fixed=True), OFFICE_CLIENT, "127.0.0.1",
+        "127.0.0.1", Origin("127.0.0.1", "127.0.0.1", is_fixed=True), OFFICE_CLIENT, "127.0.0.1",
     ),
     "a host name": ("broker.example", OURS_HERE, OFFICE_CLIENT, "broker.example"),
     "nothing is known": ("127.0.0.1", None, OFFICE_CLIENT, "127.0.0.1"),
     # IPv6
     "loopback 6 here, office client": (
-        "[::1]", Origin("::1", "::1"), Way("2001:db8::9", "2001:db8::5"), "[2001:db8::5]",
+        "[::1]", Origin("::1", "::1"), CLIENT_6, "[2001:db8::5]",
     ),
     "wildcard 6 there": (
-        "[::]", Origin("2001:db8::7", "2001:db8::5"), Way("2001:db8::9", "2001:db8::5"),
-        "[2001:db8::7]",
+        "[::]", Origin("2001:db8::7", "2001:db8::5"), CLIENT_6, "[2001:db8::7]",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_client_is_told_an_address_it_reaches(
-    case: tuple[str, Origin | None, Way, str],
+    case: tuple[str, Origin | None, ClientConnection, str],
 ) -> None:
-    registered, origin, way, told = case
-    address, reason = reachable_address(f"{registered}:10911", origin, way)
+    registered, origin, client, told = case
+    address, reason = reachable_address(f"{registered}:10911", origin, client)
     assert address == f"{told}:10911"
     assert bool(reason) is (told != registered)
 

@@ -9,14 +9,14 @@ import pytest
 from sluicemq.errors import ProtocolError
 from sluicemq.model.topic import DataVersion, QueueData, TopicConfig
 from sluicemq.nameserver import requests, routes
-from sluicemq.nameserver.requests import Requests
-from sluicemq.nameserver.routes import SLICE, Registration, RouteTable, all_at_once
+from sluicemq.nameserver.requests import NameServerRequests
+from sluicemq.nameserver.routes import SLICE_TOPICS, Registration, RouteTable, run_all_slices
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.frames import Command
 from sluicemq.wire.registration import RegisterBody, encode_register_body
 from sluicemq.wire.tables import TopicTable
 
-MANY = 8 * SLICE
+MANY = 8 * SLICE_TOPICS
 
 
 def configs(count: int, queues: int = 4, first: int = 0) -> dict[str, TopicConfig]:
@@ -38,46 +38,46 @@ def fields(broker: str = "a", **more: str) -> dict[str, str]:
 
 def test_topics_are_taken_over_and_dropped_in_slices() -> None:
     table = RouteTable()
-    sizes = [len(table.topics()) for _ in table.registering(registration(), 0)]
-    assert sizes == [SLICE * n for n in range(1, 8)]
-    assert table.entries == MANY
-    assert table.route("t0") is not None
+    sizes = [len(table.list_topics()) for _ in table.register_in_slices(registration(), 0)]
+    assert sizes == [SLICE_TOPICS * n for n in range(1, 8)]
+    assert table.entry_count == MANY
+    assert table.find_route("t0") is not None
     left = []
-    for _ in table.unregistering("c", "a", "a:1"):
-        left.append(len(table.topics()))
-        assert table.route("t0") is None, "the broker is gone at once"
-    assert left == [SLICE * n for n in range(7, 0, -1)]
-    assert (table.entries, table.topics()) == (0, [])
+    for _ in table.unregister_in_slices("c", "a", "a:1"):
+        left.append(len(table.list_topics()))
+        assert table.find_route("t0") is None, "the broker is gone at once"
+    assert left == [SLICE_TOPICS * n for n in range(7, 0, -1)]
+    assert (table.entry_count, table.list_topics()) == (0, [])
 
 
 def test_the_objects_of_a_registration_are_freed_in_slices_too() -> None:
     """To free a hundred thousand at once held the loop for 90 ms."""
     table, new = RouteTable(), registration()
-    sizes = [len(new.topics) for _ in table.registering(new, 0)]
-    assert sizes == [MANY - SLICE * n for n in range(1, 8)]
+    sizes = [len(new.topics) for _ in table.register_in_slices(new, 0)]
+    assert sizes == [MANY - SLICE_TOPICS * n for n in range(1, 8)]
     assert not new.topics
 
 
 def test_a_broker_that_goes_while_its_topics_are_taken_over_leaves_none() -> None:
     table = RouteTable()
-    steps = table.registering(registration(), 0)
+    steps = table.register_in_slices(registration(), 0)
     next(steps)
     next(steps)
-    all_at_once(table.forgetting(table.registered_by("a")))
-    all_at_once(steps)
-    assert (table.entries, table.topics(), table.brokers()) == (0, [], [])
+    run_all_slices(table.unregister_lost(table.registered_by("a")))
+    run_all_slices(steps)
+    assert (table.entry_count, table.list_topics(), table.list_brokers()) == (0, [], [])
 
 
 def test_a_broker_that_comes_back_while_its_topics_are_dropped_keeps_the_new_ones() -> None:
     table = RouteTable()
     table.register(registration(), 0)
-    steps = table.unregistering("c", "a", "a:1")
+    steps = table.unregister_in_slices("c", "a", "a:1")
     next(steps)
     table.register(registration(queues=9), 1)
-    all_at_once(steps)
-    assert table.entries == MANY
+    run_all_slices(steps)
+    assert table.entry_count == MANY
     for name in ("t0", f"t{MANY - 1}"):
-        route = table.route(name)
+        route = table.find_route(name)
         assert route is not None
         assert route.queues == (QueueData("a", 9, 9, 6, 0),)
 
@@ -85,22 +85,22 @@ def test_a_broker_that_comes_back_while_its_topics_are_dropped_keeps_the_new_one
 def test_of_two_registrations_the_later_one_counts_however_their_steps_mix() -> None:
     for seed in range(20):
         rng, table = Random(seed), RouteTable()
-        first = table.registering(registration(queues=1), 0)
+        first = table.register_in_slices(registration(queues=1), 0)
         next(first)
-        later = table.registering(registration(queues=2), 1)
+        later = table.register_in_slices(registration(queues=2), 1)
         running = [first, later]
         while running:
             steps = rng.choice(running)
             if next(steps, "end") == "end":
                 running.remove(steps)
-        assert {table.route(f"t{n}").queues[0].read_queues for n in range(MANY)} == {2}  # type: ignore[union-attr]
+        assert {table.find_route(f"t{n}").queues[0].read_queues for n in range(MANY)} == {2}  # type: ignore[union-attr]
 
 
 def test_permissions_of_many_topics_change_in_slices() -> None:
     table = RouteTable()
     table.register(registration(), 0)
-    assert len(list(table.wiping_write_permission("a"))) == 8
-    assert {table.route(f"t{n}").queues[0].perm for n in range(MANY)} == {4}  # type: ignore[union-attr]
+    assert len(list(table.wipe_write_permission("a"))) == 8
+    assert {table.find_route(f"t{n}").queues[0].perm for n in range(MANY)} == {4}  # type: ignore[union-attr]
 
 
 def test_other_brokers_are_not_looked_at_when_a_connection_ends() -> None:
@@ -108,25 +108,27 @@ def test_other_brokers_are_not_looked_at_when_a_connection_ends() -> None:
     for number in range(50):
         table.register(registration(f"b{number}", topics={}, cluster=f"c{number}"), 0)
     assert [live.broker for live in table.registered_by("b7")] == ["b7"]
-    all_at_once(table.forgetting(table.registered_by("b7")))
+    run_all_slices(table.unregister_lost(table.registered_by("b7")))
     assert table.registered_by("b7") == []
-    assert len(table.clusters()) == 49
+    assert len(table.list_clusters()) == 49
 
 
 def test_topics_and_brokers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     table = RouteTable(entries_max=3000)
     table.register(registration(), 0)
-    with pytest.raises(ProtocolError, match="The other brokers have 2048 topics, this one has"):
+    with pytest.raises(ProtocolError, match="The other brokers have 2048 topics and this one has"):
         table.register(registration("b"), 0)
     table.register(registration(queues=5), 0)  # its own do not count twice
     monkeypatch.setattr(routes, "BROKERS_MAX", 2)
     table.register(registration("b", topics={}), 0)
-    with pytest.raises(ProtocolError, match="2 brokers are registered, which is the limit"):
+    with pytest.raises(ProtocolError, match=r"Too many brokers are registered \(limit 2\)"):
         table.register(registration("c", topics={}), 0)
-    assert [data.broker for data in table.brokers()] == ["a", "b"]
+    assert [data.broker for data in table.list_brokers()] == ["a", "b"]
 
 
-def test_large_registrations_are_decoded_elsewhere_and_small_ones_at_once(parts: Requests) -> None:
+def test_large_registrations_are_decoded_elsewhere_and_small_ones_at_once(
+    parts: NameServerRequests,
+) -> None:
     class Peer:
         class remote:  # noqa: N801
             address = "127.0.0.1"
@@ -140,11 +142,11 @@ def test_large_registrations_are_decoded_elsewhere_and_small_ones_at_once(parts:
         return encode_register_body(RegisterBody(TopicTable(configs(count))))
 
     command = Command(Code.REGISTER_BROKER, fields(), body(10))
-    assert isinstance(parts.begin(command, Peer(), 0), Command)  # type: ignore[arg-type]
+    assert isinstance(parts.handle(command, Peer(), 0), Command)  # type: ignore[arg-type]
     for code_fields, data in ((fields(), body(1000)), (fields(compressed="true"), None)):
         packed = encode_register_body(RegisterBody(TopicTable(configs(10))), compressed=True)
         command = Command(Code.REGISTER_BROKER, code_fields, data or packed)
-        steps = parts.begin(command, Peer(), 0)  # type: ignore[arg-type]
+        steps = parts.handle(command, Peer(), 0)  # type: ignore[arg-type]
         assert not isinstance(steps, Command)
         job = next(steps)
         assert job is not None, "it is decoded by another thread"
@@ -153,9 +155,9 @@ def test_large_registrations_are_decoded_elsewhere_and_small_ones_at_once(parts:
         steps.close()
 
 
-def test_what_a_registration_could_not_take_over_is_freed(parts: Requests) -> None:
+def test_what_a_registration_could_not_take_over_is_freed(parts: NameServerRequests) -> None:
     freed: list[int] = []
-    parts.drop = lambda topics: freed.append(len(topics))
+    parts.free_topics = lambda topics: freed.append(len(topics))
     parts.table._entries_max = 5
     body = encode_register_body(RegisterBody(TopicTable(configs(10))))
 
@@ -163,18 +165,18 @@ def test_what_a_registration_could_not_take_over_is_freed(parts: Requests) -> No
         is_disconnected = False
         remote = local = type("Host", (), {"address": "127.0.0.1"})
 
-    answer = parts.answer(Command(Code.REGISTER_BROKER, fields(), body), Peer(), 0)  # type: ignore[arg-type]
+    answer = parts.handle_now(Command(Code.REGISTER_BROKER, fields(), body), Peer(), 0)  # type: ignore[arg-type]
     assert (answer.code, freed) == (1, [10])
-    assert "together they may have 5" in (answer.remark or "")
+    assert "the limit for all together is 5" in (answer.remark or "")
 
 
 def test_key_values_are_bounded_and_can_be_deleted(
-    parts: Requests, monkeypatch: pytest.MonkeyPatch
+    parts: NameServerRequests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "KEY_VALUES_BYTES_MAX", 2000)
     for number in range(10):
         parts.key_values.put("n", f"k{number}", "x" * 170)
-    with pytest.raises(ProtocolError, match="at most 2000 are kept"):
+    with pytest.raises(ProtocolError, match="the limit is 2000"):
         parts.key_values.put("n", "k10", "x" * 170)
     assert parts.key_values.get("n", "k10") is None
     monkeypatch.setattr(requests, "KEY_VALUES_BYTES_MAX", 100)
@@ -185,7 +187,7 @@ def test_key_values_are_bounded_and_can_be_deleted(
 def test_a_hundred_thousand_topics_take_no_step_of_more_than_milliseconds() -> None:
     table, new = RouteTable(), registration(topics=configs(100_000))
     longest_s = 0.0
-    for steps in (table.registering(new, 0), table.unregistering("c", "a", "a:1")):
+    for steps in (table.register_in_slices(new, 0), table.unregister_in_slices("c", "a", "a:1")):
         is_over = False
         while not is_over:
             begin_s = time.thread_time()

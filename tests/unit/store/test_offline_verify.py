@@ -121,7 +121,7 @@ def test_keys_that_rocketmq_pushed_out_are_told_as_late(root: Path) -> None:
     store.commit()
     store.close()
     (path,) = (root / "index").iterdir()
-    entries_at = Geometry(settings.index_slots, settings.index_entries).entries_at
+    entries_at = Geometry(settings.index_slots, settings.index_entries).entries_start
     content = bytearray(path.read_bytes())
     second = entries_at + 2 * ENTRY.size
     content[second + ENTRY.size : second + 6 * ENTRY.size] = content[

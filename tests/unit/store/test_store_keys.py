@@ -156,7 +156,7 @@ def test_an_index_with_a_hole_is_built_anew(bench: Any, caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         while not bench.store.keys.catch_up():
             pass
-    assert "building it anew" in caplog.text
+    assert "building it again" in caplog.text
     assert len(bodies(bench, "k")) == 30
 
 
@@ -176,13 +176,13 @@ def test_an_older_index_file_that_is_missing_is_noticed_at_the_start(
     with caplog.at_level(logging.WARNING):
         while not store.keys.catch_up():
             pass
-    assert "building it anew" in caplog.text
+    assert "building it again" in caplog.text
     assert len(bodies(bench, "k")) == 30
     caplog.clear()
     store = bench.reopen(kill=kill)
     while not store.keys.catch_up():
         pass
-    assert "building it anew" not in caplog.text
+    assert "building it again" not in caplog.text
     assert len(bodies(bench, "k")) == 30
 
 
@@ -207,7 +207,7 @@ def test_index_files_that_retention_removed_are_not_missed(
     bench.reopen(kill=kill)
     while not bench.store.keys.catch_up():
         pass
-    assert "building it anew" not in caplog.text
+    assert "building it again" not in caplog.text
     assert bench.files.names(INDEX) == names[1:]
     assert bodies(bench, "k")
 
@@ -252,7 +252,7 @@ def test_files_go_when_the_log_before_them_is_gone(bench: Any) -> None:
     assert len(bodies(bench, "k")) == 30
     assert len(bench.files.names(INDEX)) == 4
     for start, left in ((places[8], 4), (places[9], 3), (1 << 40, 1)):
-        store.keys.start_moved(start)
+        store.keys.drop_files_before(start)
         assert len(bench.files.names(INDEX)) == left, "the last one stays"
     assert bodies(bench, "k") == [b"29", b"28", b"27"]
 
@@ -293,7 +293,7 @@ def test_what_rocketmq_wrote_again_before_it_was_killed_takes_no_key_away(bench:
     for number in range(6):
         send(bench, b"%d" % number, unique=f"u{number}", keys="k")
     bench.store.close()
-    at = Geometry(bench.config.index_slots, bench.config.index_entries).entries_at
+    at = Geometry(bench.config.index_slots, bench.config.index_entries).entries_start
     (name,) = bench.files.names(INDEX)
     with closing(bench.files.open(f"{INDEX}/{name}")) as file:
         # From the third entry, the first one of the second message, on: two places further.
@@ -320,7 +320,7 @@ def test_a_file_of_unknown_sizes_is_said_with_the_settings_to_change(bench: Any)
     bench.open(index_slots=7, index_entries=30)
     send(bench, b"x", keys="k")
     bench.store.close()
-    with pytest.raises(StoreDamagedError, match="maxHashSlotNum=7 and maxIndexNum=28 make 628"):
+    with pytest.raises(StoreDamagedError, match="maxHashSlotNum=7 and maxIndexNum=28 require 628"):
         bench.open(index_slots=7, index_entries=28)
     bench.open(index_slots=7, index_entries=30)
     assert bodies(bench, "k") == [b"x"]
@@ -331,7 +331,7 @@ def test_a_query_does_not_wait_for_an_index_that_is_far_behind(bench: Any) -> No
     for _ in range(5):
         bench.send(bytes(4 << 20), properties={"KEYS": "k"})
     assert store.keys.backlog_bytes > QUERY_BACKLOG_MAX
-    assert not store.keys.is_close
+    assert not store.keys.is_nearly_current
     found = store.keys.find("T", "k", 1, 0, FOREVER)
     assert found.records == []
     assert found.behind_bytes == store.keys.backlog_bytes

@@ -1,1 +1,1 @@
-"""Exactly-once sinks: epochs, and the messages staged for them."""
+"""Exactly-once sinks: the epochs of Spark queries, and the messages that are staged for them."""

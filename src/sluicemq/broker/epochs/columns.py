@@ -1,9 +1,10 @@
-"""Staged messages as columns (NumPy), from the staging queues to the topics they are meant for.
+"""Staged messages as NumPy columns, on their way from the staging queues to their topics.
 
-The heads of the records are taken from the log in one gather; what is made anew is patched when
-they are laid out again (`record.batch_columns.lay_out`). Bodies and properties are pieces of one
-copy of the log, CRCs and tag codes stay as they are. Only as many messages are taken as begin with
-the same stage and have the same flags and hosts: where one is different, the run ends.
+`StagedColumns` reads many records of a staging queue with one access to the log. Their heads become
+columns, in which the fields that differ in the published records are replaced. The rest is written
+by `record.batch_columns.encode_records`. Bodies and properties are pieces of one copy of the log;
+CRCs and tag codes do not change. A run contains only messages that begin with the same stage
+property and have the same flags and hosts. It ends before the first message that differs.
 """
 
 from typing import Any, Final
@@ -12,49 +13,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.model.system_names import STAGING_TOPIC
-from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, Columns, Spans, table_of
+from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, BatchColumns, Spans, make_property_table
 from sluicemq.record.layout import MAGIC_V1
-from sluicemq.record.table import UNIT_COLUMNS, Positions, view_of
+from sluicemq.record.table import UNIT_COLUMNS, Positions, unaligned_view
 from sluicemq.wire.staging import STAGED_ID
 
 _TOPIC_BYTES: Final = 1 + len(STAGING_TOPIC) + 2
+"""The bytes between body and properties: topic length, topic, and length of the properties."""
 
 
-class Found:
-    """Staged records next to each other in a queue, all in one file of the log."""
+class StagedColumns:
+    """Consecutive records of a staging queue that are all in one file of the log."""
 
     def __init__(self, units: NDArray[Any], view: memoryview, base: int) -> None:
+        """Copy the records of `units` from `view`, which begins at position `base` of the log.
+
+        `units` has the fields of UNIT_COLUMNS and at least one row.
+        """
         self._codes = units["code"].astype(np.int64)
         starts = units["position"].astype(np.int64) - base
-        self._ends = starts + units["size"]
-        self._at = int(starts[0])
-        data = view[self._at : int(self._ends[-1])]
-        self._data = bytes(data)
-        self._starts = starts - self._at
-        self._ends -= self._at
-        self.heads = view_of(np.frombuffer(self._data, np.uint8), HEAD)[self._starts]
-        self._body_ends = self._starts + HEAD_BYTES + self.heads["body_length"]
-        self._property_starts = self._body_ends + _TOPIC_BYTES
+        ends = starts + units["size"]
+        first = int(starts[0])
+        self._data = bytes(view[first : int(ends[-1])])
+        self._starts = starts - first
+        self._ends = ends - first
+        self.heads = unaligned_view(np.frombuffer(self._data, np.uint8), HEAD)[self._starts]
+        """The fixed fields of each record, in the fields of HEAD."""
+        body_ends = self._starts + HEAD_BYTES + self.heads["body_length"]
+        self._property_starts = body_ends + _TOPIC_BYTES
 
     def first_properties(self) -> bytes:
-        """Those of the first message."""
+        """Return the properties of the first record."""
         return self._data[int(self._property_starts[0]) : int(self._ends[0])]
 
-    def alike(self, start: bytes) -> int:
-        """How many have the flags and hosts of the first, and properties that begin so."""
+    def count_alike(self, start: bytes) -> int:
+        """Return how many records, from the first on, can be published together.
+
+        They have the flags and hosts of the first record, and properties that begin with `start`.
+        """
         heads, first = self.heads, self.heads[0]
-        same = (heads["magic"] == MAGIC_V1) & (heads["sys_flag"] == first["sys_flag"])
+        is_same = (heads["magic"] == MAGIC_V1) & (heads["sys_flag"] == first["sys_flag"])
         for name in ("born_host", "store_host"):
             hosts = np.ascontiguousarray(heads[name]).view("<u8")
-            same &= hosts == hosts[0]
-        same &= self._property_starts + len(start) < self._ends
-        count = _leading(same)
+            is_same &= hosts == hosts[0]
+        is_same &= self._property_starts + len(start) < self._ends
+        count = _count_leading(is_same)
         sizes = np.full(count, len(start))
-        found = Spans(self._data, self._property_starts[:count], sizes).windows(len(start))
-        return _leading((found == np.frombuffer(start, np.uint8)).all(axis=1))
+        found = Spans(self._data, self._property_starts[:count], sizes).read_rows(len(start))
+        return _count_leading((found == np.frombuffer(start, np.uint8)).all(axis=1))
 
-    def columns(self, count: int, cut: int, before: bytes) -> Columns:
-        """The first `count`, `before` in place of the first `cut` bytes of their properties."""
+    def to_columns(self, count: int, cut: int, before: bytes) -> BatchColumns:
+        """Return the first `count` records as columns that can be appended to a topic.
+
+        The first `cut` bytes of the properties of each record are replaced by `before`.
+        """
         heads = self.heads[:count].copy()
         heads["reconsume_times"] = heads["prepared_offset"] = 0
         sizes = heads["body_length"].astype(np.int64)
@@ -62,26 +74,31 @@ class Found:
         starts = self._property_starts[:count] + cut
         properties = Spans(self._data, starts, self._ends[:count] - starts)
         stored_sizes = properties.sizes + len(before)
-        made = Columns(heads, bodies, properties, stored_sizes, self._codes[:count], before)
-        # Of what will be published: the name of the id in the log becomes that of `before`.
+        columns = BatchColumns(heads, bodies, properties, stored_sizes, self._codes[:count], before)
+
+        # The property table describes the properties as they are published. The log still has the
+        # id under the name STAGED_ID, so that name is replaced by the one in `before`.
         name_bytes = len(STAGED_ID) + 1
-        table = table_of(
+        table = make_property_table(
             Spans(self._data, properties.starts - name_bytes, properties.sizes + name_bytes)
         )
         if table is not None:
             table.names = (before[:-1], *table.names[1:])
-        return made._replace(table=table)
+        return columns._replace(table=table)
 
 
-def _leading(same: NDArray[np.bool_]) -> int:
-    """How many are true before the first that is not."""
-    return len(same) if same.all() else int(same.argmin())
+def _count_leading(flags: NDArray[np.bool_]) -> int:
+    """Return how many elements are true before the first that is not."""
+    return len(flags) if flags.all() else int(flags.argmin())
 
 
-def fitting(
+def select_fitting_units(
     units: memoryview | bytes | bytearray, bytes_max: int
 ) -> tuple[NDArray[Any], Positions]:
-    """The first units whose records have so many bytes at most, and where those end."""
+    """Return the first of `units` whose records together have up to `bytes_max` bytes.
+
+    The second result is the position at which each of these records ends.
+    """
     found = np.frombuffer(units, UNIT_COLUMNS)
     count = int(np.searchsorted(np.cumsum(found["size"], dtype=np.int64), bytes_max, "right"))
     found = found[:count]

@@ -1,11 +1,16 @@
-"""Staged messages: known as they come in, read as they lie, stored where they were meant to go.
+"""Staged messages: the rows of an exactly-once sink, from staging to their topics.
 
-A sink that writes exactly once sends its rows to the staging topic first (design/0007). Each
-is an ordinary stored message whose first property says whose it is and where it belongs; the rest
-of its properties, its body, flags, times and hosts are what will be published.
+A sink that writes exactly once first sends its rows to the staging topic (design/0007). Each is an
+ordinary stored message. Its first property, the *stage property*, names the owner of the message
+and the topic to which it belongs. The rest of the properties, the body, flags, times and hosts are
+those of the message that is published.
 
-What a task stages is nearly always alike: one topic, no delay. Such messages are copied many at a
-time as columns (`columns.py`); where one is not like that, messages are read one by one.
+- `IngestedRanges` remembers what arrived, so that a commit need not read it again.
+- `StagedReader` reads and checks the staged messages of an epoch.
+- `Publisher` appends them to their topics.
+
+The messages of one task are nearly always alike: one topic, no delay. Such messages are copied in
+runs, as columns (`columns.py`). All other messages are read one by one.
 """
 
 import logging
@@ -39,23 +44,30 @@ from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, Owner, Stage, StagedRange, parse_stage
 
 if TYPE_CHECKING:
-    from sluicemq.record.batch_columns import Columns, Spans
+    from sluicemq.record.batch_columns import BatchColumns, Spans
 
 log = logging.getLogger(__name__)
 
 COLUMNS_MIN: Final = 32
-"""Fewer messages are read one by one."""
+"""The number of messages from which on a run is copied as columns."""
+
 COLUMNS_MAX: Final = 2048
-SEEN_MAX: Final = 10_000
-"""Ranges that are remembered: those of the last tasks."""
+"""The number of messages in a run at most."""
+
+INGESTED_MAX: Final = 10_000
+"""The number of ranges that are remembered: those of the last tasks."""
+
 _IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
 _STAGE: Final = f"{STAGE_PROPERTY}\x01".encode()
 _STAGED_ID: Final = f"{STAGED_ID}\x01".encode()
 _ID: Final = f"{UNIQ_KEY}\x01".encode()
 
 
-def _staged(properties: bytes) -> tuple[Stage, bytes] | None:
-    """The stage that properties begin with, and the bytes that say it; None without one."""
+def _parse_stage_property(properties: bytes) -> tuple[Stage, bytes] | None:
+    """Return the stage in the first property, and the bytes of that property with its separators.
+
+    Return None if the first property is not a valid stage property.
+    """
     end = properties.find(b"\x02") + 1
     if not end or not properties.startswith(_STAGE):
         return None
@@ -66,158 +78,187 @@ def _staged(properties: bytes) -> tuple[Stage, bytes] | None:
 
 
 @dataclass(slots=True)
-class SeenRun:
-    """Messages next to each other in a staging queue, of one stage, as they were appended."""
+class IngestedRun:
+    """Consecutive messages of one stage in a staging queue, as they were appended."""
 
     stage: Stage
     count: int = 0
+    """The number of messages; -1 if a message of another stage follows within a batch."""
     checksum: int = 0
+    """The CRC-32 of the concatenated bodies."""
 
 
-class StagedSeen:
-    """What was staged here since the start, so that a commit need not read it again.
+class IngestedRanges:
+    """The ranges that were staged on this broker since its start, with their checksums.
 
-    A sink says of each range: so many messages from this offset on, and the CRC-32 of their bodies.
-    The broker appended those messages itself, batch by batch, and can count and sum along: a range
-    that it saw come in, unbroken and of one owner, needs no look into the log when the epoch is
-    checked. All else is read (`StagedReader.check`): after a restart, rows that go to several
-    places or later, a task whose batches alternated with another's.
+    A sink describes each range by its first offset, the number of messages and the CRC-32 of their
+    bodies. The broker appends these messages batch by batch, and can count them and compute the
+    checksum meanwhile. So a range that arrived without interruption, from one owner, need not be
+    read from the log when its epoch is checked. Every other range is read
+    (`StagedReader.iter_checked`): after a restart of the broker, if rows go to several topics or
+    are delayed, or if the batches of two tasks alternated in a queue.
 
-    A batch whose turn failed was counted too. The sink sends it again, to the same offset or a
-    later one, so what it says in the end differs from what is known here, and is read; if it is the
-    same, it is true. Whether retention has deleted it is asked at the commit.
+    A batch whose group commit failed is counted too. The sink sends it again, at the same or a
+    later offset. If its description of the range then differs from the remembered one, the range is
+    read; if it is equal, it is correct. Whether retention has deleted the range meanwhile is
+    checked at the commit.
     """
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[tuple[int, int], SeenRun] = OrderedDict()
-        """By queue and first offset; the last of each queue may go on."""
-        self._last: dict[int, tuple[int, SeenRun, bytes]] = {}
-        """Queue -> the offset after its last run, the run, and what its messages begin with."""
+        self._runs: OrderedDict[tuple[int, int], IngestedRun] = OrderedDict()
+        """Runs by queue and first offset. The last one of each queue may still grow."""
+        self._last: dict[int, tuple[int, IngestedRun, bytes]] = {}
+        """By queue: the offset after its last run, the run, and the run's stage property."""
 
-    def note(
+    # Hot path: called for each batch that is staged.
+    def note_batch(
         self,
         queue_id: int,
         offset: int,
         properties: "Sequence[bytes] | Spans",
         bodies: "Sequence[Buffer] | Spans",
     ) -> None:
-        """A batch was appended to a queue. HOT: each staged message."""
+        """Note a batch that was appended to a staging queue from `offset` on.
+
+        `properties` and `bodies` have an element for each message of the batch, and at least one.
+        """
         end, run, start = self._last.get(queue_id, (-1, None, b""))
         if run is None or end != offset or not properties[0].startswith(start):
-            found = _staged(properties[0])
+            found = _parse_stage_property(properties[0])
             if found is None or found[0].delay is not None:
                 self._last.pop(queue_id, None)
                 return
-            run, start = SeenRun(found[0]), found[1]
+            run, start = IngestedRun(found[0]), found[1]
             self._runs[queue_id, offset] = run
             self._runs.move_to_end((queue_id, offset))
-            if len(self._runs) > SEEN_MAX:
+            if len(self._runs) > INGESTED_MAX:
                 self._runs.popitem(last=False)
         if isinstance(properties, Sequence):
             is_alike = all(map(methodcaller("startswith", start), properties))
         else:
-            is_alike = properties.begin_with(start)
+            is_alike = properties.all_begin_with(start)
         if not is_alike:
             self._last.pop(queue_id, None)
-            run.count = -1  # never what a sink says
+            run.count = -1  # No sink describes such a range.
             return
-        joined = b"".join(bodies) if isinstance(bodies, Sequence) else bodies.joined()
+        joined = b"".join(bodies) if isinstance(bodies, Sequence) else bodies.join()
         run.checksum = zlib.crc32(joined, run.checksum)
         run.count += len(bodies)
         self._last[queue_id] = offset + len(bodies), run, start
 
-    def stage_of(self, owner: tuple[str, int], one: StagedRange) -> Stage | None:
-        """Where the whole range goes, when it is known to be what its sink says it is."""
+    def find_stage(self, owner: tuple[str, int], one: StagedRange) -> Stage | None:
+        """Return the stage of all messages of a range, or None if the range must be read.
+
+        `owner` is (query, epoch). The range must be as its sink describes it in `one`.
+        """
         run = self._runs.get((one.queue_id, one.offset))
         if run is None or (run.count, run.checksum) != (one.count, one.checksum):
             return None
         return run.stage if run.stage.owner == Owner(*owner, one.partition, one.attempt) else None
 
 
-class Staged(NamedTuple):
-    """A staged message; `ordinal` counts the messages of its epoch on this broker, `properties` are
-    those to publish."""
+class StagedMessage(NamedTuple):
+    """A message in a staging queue that belongs to an epoch."""
 
     ordinal: int
+    """The number of the message among those of the epoch on this broker, from 0."""
     record: Record
     stage: Stage
     properties: bytes
+    """The properties to publish."""
 
 
-class Run(NamedTuple):
-    """Messages that are appended together, as columns."""
+class ColumnRun(NamedTuple):
+    """Messages of one stage that are appended together, as columns."""
 
     stage: Stage
-    columns: "Columns"
+    columns: "BatchColumns"
 
     def __len__(self) -> int:
         return len(self.columns.bodies)
 
 
 class StagedReader:
-    """The staging queues as they can be seen."""
+    """Reads the visible messages of the staging queues.
+
+    In its methods `owner` is (query, epoch), and `ranges` are those of this broker that belong to
+    the epoch, in order. The ordinal of a message is its number within these ranges.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.seen = StagedSeen()
+        self.ingested = IngestedRanges()
 
-    def messages(
+    def iter_messages(
         self, owner: tuple[str, int], ranges: Iterable[StagedRange], first: int = 0
-    ) -> Iterator[Staged]:
-        """The messages of an epoch (query, epoch) from ordinal `first` on; what is not there,
-        or is another's, is left out."""
+    ) -> Iterator[StagedMessage]:
+        """Yield the messages of an epoch from ordinal `first` on.
+
+        Messages that are missing or have another owner are skipped.
+        """
         ordinal = 0
         for one in ranges:
             skipped = min(max(first - ordinal, 0), one.count)
             expected = Owner(*owner, one.partition, one.attempt)
             units = iter_queue(self._store, STAGING_TOPIC, one.queue_id, one.offset + skipped)
             for entry in islice(units, one.count - skipped):
-                found = entry.record and _staged(entry.record.properties)
+                found = entry.record and _parse_stage_property(entry.record.properties)
                 if entry.record is not None and found and found[0].owner == expected:
-                    rest = entry.record.properties[len(found[1]) :]
+                    stage, stage_property = found
+                    rest = entry.record.properties[len(stage_property) :]
                     if rest.startswith(_STAGED_ID):
                         rest = _ID + rest[len(_STAGED_ID) :]
-                    at = ordinal + entry.offset - one.offset
-                    yield Staged(at, entry.record, found[0], rest)
+                    own_ordinal = ordinal + entry.offset - one.offset
+                    yield StagedMessage(own_ordinal, entry.record, stage, rest)
             ordinal += one.count
 
-    def check(self, owner: tuple[str, int], ranges: Sequence[StagedRange]) -> Iterator[Staged]:
-        """Every message, one by one, or the first one of a range that was seen to come in; raises
-        RequestError when a range is not what was staged."""
+    def iter_checked(
+        self, owner: tuple[str, int], ranges: Sequence[StagedRange]
+    ) -> Iterator[StagedMessage]:
+        """Check that the ranges contain what was staged, and yield messages of them.
+
+        Yield the first message of a range that is known from its arrival, and every message of any
+        other range. Raises RequestError if a range does not have its count and checksum.
+        """
         for one in ranges:
-            stage, last = self.seen.stage_of(owner, one), one.offset + one.count - 1
-            # Else it has to be read: it is not known, or retention has reached it.
+            stage, last = self.ingested.find_stage(owner, one), one.offset + one.count - 1
+            # If the last unit is missing, retention has deleted the range. Reading it then reports
+            # what is missing.
             if stage and self._store.reader.units(STAGING_TOPIC, one.queue_id, last, 1):
-                first = next(self.messages(owner, (replace(one, count=1),)), None)
+                first = next(self.iter_messages(owner, (replace(one, count=1),)), None)
                 if first is not None and first.stage == stage:
                     yield first
                     continue
             count, checksum = 0, 0
-            for staged in self.messages(owner, (one,)):
+            for staged in self.iter_messages(owner, (one,)):
                 count += 1
                 checksum = zlib.crc32(staged.record.body, checksum)
                 yield staged
             if (count, checksum) != (one.count, one.checksum):
                 raise RequestError(
                     ResponseCode.ILLEGAL_OPERATION,
-                    f"what was staged is not there any more: of {one.count} messages from offset "
+                    f"staged messages are missing: of {one.count} messages from offset "
                     f"{one.offset} of {STAGING_TOPIC}, queue {one.queue_id}, {count} were found"
                     f"{', with other bodies' if count == one.count else ''}. They have expired, or "
                     "were lost in a power failure (ASYNC_FLUSH). Nothing of the epoch was "
-                    "published here: run it again.",
+                    "published on this broker. Run the epoch again.",
                 )
 
-    def chunk(
+    def read_chunk(
         self,
         owner: tuple[str, int],
         ranges: Sequence[StagedRange],
         first: int,
         count_max: int,
         bytes_max: int,
-    ) -> tuple[list[Run], list[Staged]]:
-        """So many messages from ordinal `first` on: as columns as long as many of them are alike,
-        the rest one by one."""
-        runs: list[Run] = []
+    ) -> tuple[list[ColumnRun], list[StagedMessage]]:
+        """Return the next messages of an epoch to publish, from ordinal `first` on.
+
+        They are returned as (runs, messages): first runs of messages that are alike, then messages
+        to append one by one. Together they have up to `count_max` messages and `bytes_max` bytes of
+        records, but at least one message if there is any.
+        """
+        runs: list[ColumnRun] = []
         ordinal = 0
         for one in ranges:
             expected = Owner(*owner, one.partition, one.attempt)
@@ -225,65 +266,87 @@ class StagedReader:
                 count = min(ordinal + one.count - first, COLUMNS_MAX, count_max)
                 offset = one.offset + first - ordinal
                 units = self._store.reader.units(STAGING_TOPIC, one.queue_id, offset, count)
-                run, size_bytes = self._run(units, expected, bytes_max)
+                run, size_bytes = self._read_run(units, expected, bytes_max)
                 if run is None:
                     break
                 runs.append(run)
-                first, count_max, bytes_max = (
-                    first + len(run), count_max - len(run), bytes_max - size_bytes
-                )  # fmt: skip
+                first += len(run)
+                count_max -= len(run)
+                bytes_max -= size_bytes
             ordinal += one.count
-        messages: list[Staged] = []
-        for staged in islice(self.messages(owner, ranges, first), count_max):
+        messages: list[StagedMessage] = []
+        for staged in islice(self.iter_messages(owner, ranges, first), count_max):
             bytes_max -= staged.record.size_bytes
             if bytes_max < 0 and (runs or messages):
                 break
             messages.append(staged)
         return runs, messages
 
-    def _run(self, units: Buffer, owner: Owner, bytes_max: int) -> tuple[Run | None, int]:
-        """As many of the first as are alike, lie in one file and have room, and their bytes; None
-        when few. HOT."""
+    # Hot path: it copies every message that is published as a part of a run.
+    def _read_run(
+        self, units: Buffer, owner: Owner, bytes_max: int
+    ) -> tuple[ColumnRun | None, int]:
+        """Return a run of the first messages of `units`, and the size of its records in bytes.
+
+        All of them are alike, in one file of the log, and have up to `bytes_max` bytes together.
+        Return (None, 0) if fewer than COLUMNS_MIN messages meet this.
+        """
         if len(units) < COLUMNS_MIN * UNIT.size or not self._store.writer.can_append_columns:
             return None, 0
-        from sluicemq.broker.epochs import columns  # noqa: PLC0415 - NumPy for many only
+        # NumPy is imported only if a sink is used.
+        from sluicemq.broker.epochs import columns  # noqa: PLC0415 - see above
 
-        fitting, ends = columns.fitting(units, bytes_max)
+        fitting, ends = columns.select_fitting_units(units, bytes_max)
         base = int(fitting["position"][0]) if len(fitting) else 0
         view = self._store.reader.view_at(base) or memoryview(b"")
-        count = int(ends.searchsorted(base + len(view), "right"))  # they rise
+        # The view ends with its file; the ends of the records rise.
+        count = int(ends.searchsorted(base + len(view), "right"))
         if count < COLUMNS_MIN:
             return None, 0
-        found = columns.Found(fitting[:count], view, base)
-        properties, head = found.first_properties(), found.heads[0]
-        staged = _staged(properties)
+
+        staged = columns.StagedColumns(fitting[:count], view, base)
+        properties, head = staged.first_properties(), staged.heads[0]
+        parsed = _parse_stage_property(properties)
+        if parsed is None:
+            return None, 0
+        stage, stage_property = parsed
         if (
-            staged is None or staged[0].owner != owner or staged[0].delay is not None
-            or not properties.startswith(_STAGED_ID, len(staged[1]))
-            or int(head["magic"]) != MAGIC_V1 or int(head["sys_flag"]) & _IPV6
-        ):  # fmt: skip
+            stage.owner != owner
+            or stage.delay is not None
+            or not properties.startswith(_STAGED_ID, len(stage_property))
+            or int(head["magic"]) != MAGIC_V1
+            or int(head["sys_flag"]) & _IPV6
+        ):
             return None, 0
-        start = staged[1] + _STAGED_ID
-        count = found.alike(start)
+
+        start = stage_property + _STAGED_ID
+        count = staged.count_alike(start)
         if count < COLUMNS_MIN:
             return None, 0
-        run = Run(staged[0], found.columns(count, len(start), _ID))
+        run = ColumnRun(stage, staged.to_columns(count, len(start), _ID))
         return run, int(ends[count - 1]) - base
 
-    def following(self, position: int, expected: Iterable[Staged], file_bytes: int) -> int | None:
-        """How far an interrupted publication came: the ordinal after the last of `expected` that
-        lies, in order and next to each other, from `position` of the log on; None for none."""
+    def find_published_end(
+        self, position: int, expected: Iterable[StagedMessage], file_bytes: int
+    ) -> int | None:
+        """Return how far a publication came that a crash interrupted.
+
+        The published messages begin at `position` of the log. Return the ordinal after the last of
+        `expected` that is there, in order and without a gap; None if the first one is not there.
+        `file_bytes` is the size of the files of the log.
+        """
         reached = None
         for staged in expected:
             view = self._store.reader.view_at(position)
             if view is not None and (
                 len(view) < RECORD_HEAD.size
                 or int.from_bytes(view[4:8], "big", signed=True) == MAGIC_BLANK
-            ):  # the file ends there
+            ):
+                # The rest of the file is blank: the next record is in the next file.
                 position += file_bytes - position % file_bytes
                 view = self._store.reader.view_at(position)
             record = read_record(view)
-            if record is None or record.get_text(UNIQ_KEY).encode() != text.value_of(
+            if record is None or record.get_text(UNIQ_KEY).encode() != text.find_property(
                 staged.properties, UNIQ_KEY.encode()
             ):
                 break
@@ -293,7 +356,7 @@ class StagedReader:
 
 
 class Publisher:
-    """Appends staged messages to their topics, within the turn."""
+    """Appends staged messages to their topics. The caller commits them."""
 
     def __init__(
         self, settings: Settings, topics: Topics, store: Store, intake: MessageIntake
@@ -303,10 +366,15 @@ class Publisher:
         self._append_batch = store.writer.append_batch
         self._append_columns = store.writer.append_columns
         self._intake = intake
-        self._turn = 0
+        self._next_queue = 0
+        """A counter that distributes messages without a queue over the queues of their topic."""
 
-    def check(self, staged: Staged, topics: Collection[str]) -> None:
-        """Can it be published? The topic is made where a send may make it. Raises RequestError."""
+    def check_message(self, staged: StagedMessage, topics: Collection[str]) -> None:
+        """Raise RequestError if a message cannot be published.
+
+        `topics` are the topics that the request names. The message's topic is created if a send
+        would create it.
+        """
         name = staged.stage.topic
         if name not in topics:
             raise RequestError(
@@ -325,17 +393,23 @@ class Publisher:
                 ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!"
             )
         if staged.stage.delay is not None:
-            draft = _draft(staged, 0)
+            message = _to_message(staged, 0)
             for rewrite in self._intake.rewrites:
-                rewrite(draft)
+                rewrite(message)
 
     def publish_runs(
-        self, runs: Iterable[Run], ordinal: int, read: Callable[[int, int], Sequence[Staged]]
+        self,
+        runs: Iterable[ColumnRun],
+        ordinal: int,
+        read: Callable[[int, int], Sequence[StagedMessage]],
     ) -> Iterator[int]:
-        """Appends in order, from this ordinal on; yields the ordinal after what was appended each
-        time. What cannot be appended together is read, from an ordinal on so many, one by one.
+        """Append runs of messages in order. The first message has this ordinal.
 
-        Raises StoreError; what was yielded before is in the turn.
+        Yield, after each append, the ordinal after the last appended message. If a run cannot be
+        appended as a whole, `read(ordinal, count)` must return its messages, which are then
+        appended one by one.
+
+        Raises StoreError. The messages up to the last ordinal that was yielded are appended.
         """
         for run in runs:
             topic = self._topic(run.stage.topic)
@@ -343,84 +417,115 @@ class Publisher:
             try:
                 self._append_columns(topic.name, self._queue_id(topic, run.stage), columns)
             except MessageIllegalError:
-                yield from self.publish(read(ordinal, len(run)))
+                yield from self.publish_messages(read(ordinal, len(run)))
             else:
                 size_bytes = columns.heads["body_length"].sum() + columns.property_sizes.sum()
                 _count(topic, len(run), int(size_bytes))
                 yield ordinal + len(run)
             ordinal += len(run)
 
-    def publish(self, messages: Sequence[Staged]) -> Iterator[int]:
-        """The same for messages."""
+    def publish_messages(self, messages: Sequence[StagedMessage]) -> Iterator[int]:
+        """Append messages in order, and yield ordinals as `publish_runs` does.
 
-        def place(numbered: tuple[int, Staged]) -> tuple[object, ...]:
-            """Messages with the same are appended together: none between them is missing."""
+        A message that cannot be stored is logged and skipped. Raises StoreError.
+        """
+
+        def batch_key(numbered: tuple[int, StagedMessage]) -> tuple[object, ...]:
+            """Return equal keys for messages of one batch, which have no gap between them."""
             number, (ordinal, record, stage, _) = numbered
             return (
-                stage, record.sys_flag, record.born_time_ms, record.born_host, record.store_host,
+                stage,
+                record.sys_flag,
+                record.born_time_ms,
+                record.born_host,
+                record.store_host,
                 ordinal - number,
-            )  # fmt: skip
+            )
 
-        for _, group in groupby(enumerate(messages), key=place):
-            some = [staged for _, staged in group]
-            topic = self._topic(some[0].stage.topic)
-            queue_id = self._queue_id(topic, some[0].stage)
-            if some[0].stage.delay is None and self._batch(topic, queue_id, some):
-                yield some[-1].ordinal + 1
+        for _, group in groupby(enumerate(messages), key=batch_key):
+            batch = [staged for _, staged in group]
+            topic = self._topic(batch[0].stage.topic)
+            queue_id = self._queue_id(topic, batch[0].stage)
+            if batch[0].stage.delay is None and self._append_together(topic, queue_id, batch):
+                yield batch[-1].ordinal + 1
                 continue
-            for staged in some:
+            for staged in batch:
                 try:
                     try:
-                        self._intake.rewrite_and_append(_draft(staged, queue_id))
+                        self._intake.rewrite_and_append(_to_message(staged, queue_id))
                     except RequestError as error:
-                        log.error("a message of an epoch is not delayed: %s", error.remark)
-                        self._intake.append(_draft(staged, queue_id, is_delayed=False))
+                        log.error(
+                            "publishing a message of an epoch without its delay: %s", error.remark
+                        )
+                        self._intake.append(_to_message(staged, queue_id, is_delayed=False))
                 except (MessageIllegalError, RequestError) as error:
-                    log.error("a message of an epoch cannot be stored in %s: %s", topic.name, error)
+                    log.error(
+                        "cannot store a message of an epoch in topic %s: %s", topic.name, error
+                    )
                 else:
                     _count(topic, 1, len(staged.record.body) + len(staged.properties))
                 yield staged.ordinal + 1
 
-    def _batch(self, topic: Topic, queue_id: int, some: list[Staged]) -> bool:
-        """False when they have to be taken one by one."""
+    def _append_together(self, topic: Topic, queue_id: int, batch: list[StagedMessage]) -> bool:
+        """Append a batch of messages with one call.
+
+        Return False, with nothing appended, if they must be appended one by one.
+        """
         parts = [
-            (one.record.flag, one.record.body, one.properties, text.tag_code_of(one.properties))
-            for one in some
+            (
+                one.record.flag,
+                one.record.body,
+                one.properties,
+                text.tag_code_of_properties(one.properties),
+            )
+            for one in batch
         ]
-        first = some[0].record
+        first = batch[0].record
         try:
             self._append_batch(
-                topic.name, queue_id, parts, first.sys_flag, first.born_time_ms, first.born_host,
+                topic.name,
+                queue_id,
+                parts,
+                first.sys_flag,
+                first.born_time_ms,
+                first.born_host,
                 first.store_host,
-            )  # fmt: skip
+            )
         except MessageIllegalError:
             return False
-        _count(topic, len(parts), sum([len(body) + len(own) for _, body, own, _ in parts]))
+        size_bytes = sum([len(body) + len(properties) for _, body, properties, _ in parts])
+        _count(topic, len(parts), size_bytes)
         return True
 
     def _topic(self, name: str) -> Topic:
+        """Return a topic. Create it if it was deleted since its messages were checked."""
         topic = self._topics.get(name)
         if topic is None:
-            log.warning("topic %s was deleted before an epoch was published: made anew", name)
+            log.warning(
+                "topic %s was deleted before an epoch was published; creating it again", name
+            )
             topic = self._topics.ensure(name, self._settings.broker.default_topic_queues)
         return topic
 
     def _queue_id(self, topic: Topic, stage: Stage) -> int:
+        """Return the queue of a stage, within the queues of the topic, or the next one in turn."""
         if stage.queue_id is not None:
             return stage.queue_id % max(topic.queues, 1)
-        self._turn += 1
-        return self._turn % max(topic.config.write_queues, 1)
+        self._next_queue += 1
+        return self._next_queue % max(topic.config.write_queues, 1)
 
 
-def _draft(staged: Staged, queue_id: int, *, is_delayed: bool = True) -> MessageToStore:
-    properties = text.as_dict(staged.properties.decode("utf-8", "replace"))
+def _to_message(staged: StagedMessage, queue_id: int, *, is_delayed: bool = True) -> MessageToStore:
+    """Return the message to publish in a queue, with the delay of its stage if `is_delayed`."""
+    properties = text.parse_property_text(staged.properties.decode("utf-8", "replace"))
     if is_delayed:
         properties |= staged.stage.delay_properties()
-    draft = staged.record.copy_to(staged.stage.topic, queue_id, properties)
-    draft.reconsume_times = 0
-    return draft
+    message = staged.record.copy_to(staged.stage.topic, queue_id, properties)
+    message.reconsume_times = 0
+    return message
 
 
 def _count(topic: Topic, count: int, size_bytes: int) -> None:
+    """Add messages to the counters of a topic. `size_bytes` are their bodies and properties."""
     topic.messages_in += count
     topic.bytes_in += size_bytes + count * topic.record_bytes

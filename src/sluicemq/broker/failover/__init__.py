@@ -1,7 +1,12 @@
-"""A broker that fails over: several processes, of which an existing consensus service names one
-(design/0022).
+"""Failover: an external consensus service decides which broker process of a name is the master.
 
-`consensus.py` is what is asked of the service, `etcd.py` the one adapter there is; `election.py`
-decides without waiting, `replica.py` does it to a broker; `forward.py` passes on what only the
-master answers.
+- `consensus.py` declares the operations that a consensus service must offer (`Consensus`).
+- `etcd.py` implements them with etcd.
+- `election.py` decides what a replica does next. It is pure: no I/O, no clock.
+- `replica.py` executes these decisions through a `RoleControl`.
+- `broker_replica.py` is the `RoleControl` of a real broker, and starts a broker as a replica.
+- `forward.py` lets a slave forward requests that only the master can answer.
+- `presence.py` remembers heartbeats of consumers across a change of roles.
+
+The design is described in docs/design/0022-replication.md.
 """

@@ -1,21 +1,22 @@
-"""The port: what replicas ask of a consensus service, whichever it is.
+"""The interface between replicas and a consensus service.
 
-A few small keys, changed by compare-and-swap, watched, some of them under a lease. That is what
-etcd has, what Kubernetes' objects have (`resourceVersion`), what ZooKeeper has: an adapter is a
-page.
+Replicas need few operations: they keep a few small keys, change them by compare-and-swap, watch
+them, and attach some of them to leases. etcd, Kubernetes objects (`resourceVersion`) and ZooKeeper
+all offer these operations, so an adapter is short. `etcd.py` is the adapter in production, and
+`sluicemq.testing.consensus` is one in memory.
 
-What callers may rely on, and all that safety hangs on:
+An adapter must give these guarantees. No acknowledged message is lost as long as they hold:
 
-- `read` sees every change that was answered before it was asked (linearizable), and all its keys at
-  one moment.
-- `swap` changes all of its keys or none. `False` is certain: this call has changed nothing. After
-  `ConsensusError` nobody knows, and it may not even be over: the request may be under way and be
-  done later, as long as the versions that it expects are there. Only a change of the key that did
-  happen ends that. So who has to know asks again, until there is an answer.
-- A version is never given twice to a key, also when the key was deleted in between.
+- `read` is linearizable: it returns every change that was answered before the read began, and the
+  values of all keys at one moment.
+- `swap` changes all of its keys or none of them. If it returns False, this call has changed
+  nothing. If it raises ConsensusError, the outcome is unknown. The request may even be delivered
+  later, as long as the keys have the versions that it expects; only another change of these keys
+  rules that out. A caller that must know the outcome repeats the swap until it gets an answer.
+- A key never has the same version twice, even if it was deleted in between.
 
-Watches and leases are hints. A watch may be late, may tell a thing twice and leave out what lay
-between; a lease may end while its owner works on, and live on when it does not.
+Watches and leases are only hints. A watch may report a change late or twice, and may skip
+intermediate values. A lease may end while its owner is running, and may outlive its owner.
 """
 
 import asyncio
@@ -27,110 +28,137 @@ from sluicemq.errors import ConsensusError
 
 
 class Entry(NamedTuple):
-    """A key's value, the version of its last change (above 0), the lease it ends with (0: none)."""
+    """The value of one key, as a read returns it."""
 
     value: bytes
     version: int
-    lease: int = 0
+    """The version of the last change of the key. It is greater than 0."""
+    lease_id: int = 0
+    """The lease with which the key ends; 0 if the key has no lease."""
 
 
 class Swap(NamedTuple):
-    """One key of a change: to `value` (None: away with it), if its version is `expected`.
-
-    `expected` 0: if it is not there; None: however it is.
-    """
+    """A conditional change of one key."""
 
     key: str
     value: bytes | None
-    expected: int | None = None
-    lease: int = 0
+    """The new value; None deletes the key."""
+    expected_version: int | None = None
+    """The version that the key must have. 0 means that the key must not exist, None that any
+    version will do."""
+    lease_id: int = 0
+    """The lease to which the key is attached; 0 for none."""
 
 
 Entries = dict[str, Entry]
-NO_CONDITION: Final[Mapping[str, int]] = {}
-KEPT_OF_TTL: Final = 1 / 4
-"""A lease is kept alive so often that two answers may get lost without its end."""
+"""Keys with their entries."""
+
+NO_CONDITIONS: Final[Mapping[str, int]] = {}
+
+KEEP_ALIVE_FRACTION: Final = 1 / 4
+"""The part of its time to live after which a lease is renewed. Two renewals in a row may fail
+before the lease ends."""
 
 
 class Lease(Protocol):
-    """Keys under it vanish some time after its owner is gone."""
+    """A lease that is renewed in the background. Its keys are deleted when it ends."""
 
     id: int
 
     async def close(self) -> None:
-        """Ends it now, and its keys with it. What the service does not hear ends by itself."""
+        """Stop the renewal, and end the lease together with its keys.
+
+        If the service cannot be reached, the lease ends after its time to live. Does not raise.
+        """
         ...
 
 
 class Consensus(Protocol):
-    """The service, as one process sees it."""
+    """The connection of one process to the consensus service."""
 
     async def read(self, prefix: str) -> Entries:
-        """All keys that begin so. Raises ConsensusError."""
+        """Return all entries whose keys begin with `prefix`. Raise ConsensusError on failure."""
         ...
 
-    async def swap(self, changes: Sequence[Swap], given: Mapping[str, int] = NO_CONDITION) -> bool:
-        """All of the changes, or none of them: False. `given`: other keys, and the versions that
-        they must have (0: not there). Raises ConsensusError: nobody knows."""
+    async def swap(
+        self, changes: Sequence[Swap], conditions: Mapping[str, int] = NO_CONDITIONS
+    ) -> bool:
+        """Make all of `changes` if the expected versions hold, else none of them.
+
+        `conditions` maps further keys to the versions that they must have; 0 means that the key
+        must not exist. Return whether the changes were made.
+
+        Raises ConsensusError if there is no answer. Then it is unknown whether they were made.
+        """
         ...
 
     def watch(self, prefix: str, on_change: Callable[[Entries], None]) -> Callable[[], None]:
-        """Tells what `read` would, soon and then after every change, as long as the service can be
-        reached. The result ends it."""
+        """Call `on_change` soon, and again after every change below `prefix`.
+
+        Each call gets all entries, as `read` returns them. There are no calls while the service
+        cannot be reached. Return a function that ends the watch.
+        """
         ...
 
     async def lease(self, ttl_s: float, on_lost: Callable[[], None]) -> Lease:
-        """One that ends `ttl_s` after it was last kept alive, which it is until it is closed.
+        """Return a new lease that is renewed until it is closed.
 
-        `on_lost`: the service says that it is over, or was not reached for so long. Raises
-        ConsensusError.
+        Without renewal the lease ends after `ttl_s` seconds. `on_lost` is called when the service
+        reports the end of the lease, or could not be reached for `ttl_s` seconds.
+
+        Raises ConsensusError if the service grants no lease.
         """
         ...
 
     async def close(self) -> None:
-        """Ends watches and keeping alive; leases end by themselves."""
+        """End all watches, and the renewal of leases. The leases then end by themselves."""
         ...
 
 
-class KeptLease:
-    """A lease with the task that keeps it alive, for adapters.
-
-    `keep` asks the service: False when the lease is over; `end` tells it to end the lease.
-    """
+class KeepAliveLease:
+    """A lease together with the task that renews it. Adapters return it from `lease`."""
 
     def __init__(
         self,
         lease_id: int,
         ttl_s: float,
         on_lost: Callable[[], None],
-        keep: Callable[[], Awaitable[bool]],
-        end: Callable[[], Awaitable[None]],
+        renew: Callable[[], Awaitable[bool]],
+        revoke: Callable[[], Awaitable[None]],
     ) -> None:
+        """Start to renew lease `lease_id`, whose time to live is `ttl_s` seconds.
+
+        `renew` renews the lease at the service and returns False if the lease has ended. `revoke`
+        ends the lease at the service. Both may raise ConsensusError. Must be called in the running
+        loop.
+        """
         self.id = lease_id
         self._ttl_s = ttl_s
         self._on_lost = on_lost
-        self._keep = keep
-        self._end = end
+        self._renew = renew
+        self._revoke = revoke
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Ends keeping alive, and the lease if the service can be told."""
+        """Stop the renewal, and end the lease at the service if it can be reached."""
         self.abandon()
         with contextlib.suppress(ConsensusError):
-            await self._end()
+            await self._revoke()
 
     def abandon(self) -> None:
-        """Ends keeping alive."""
+        """Stop the renewal. The lease ends by itself after its time to live."""
         self._task.cancel()
 
     async def _run(self) -> None:
+        """Renew the lease until it ends, then call `on_lost`."""
         time = asyncio.get_running_loop().time
-        kept_s = time()
-        while time() - kept_s < self._ttl_s:
-            await asyncio.sleep(self._ttl_s * KEPT_OF_TTL)
-            asked_s = time()
+        renewed_s = time()
+        while time() - renewed_s < self._ttl_s:
+            await asyncio.sleep(self._ttl_s * KEEP_ALIVE_FRACTION)
+            # The service may have renewed the lease at any time since the request was sent.
+            sent_s = time()
             with contextlib.suppress(ConsensusError):
-                if not await self._keep():
+                if not await self._renew():
                     break
-                kept_s = asked_s
+                renewed_s = sent_s
         self._on_lost()

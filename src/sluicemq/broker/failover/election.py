@@ -1,25 +1,31 @@
-"""Who is master: what a replica does next, decided from what it sees, without waiting.
+"""Election: what a replica does next, given the records at the consensus service.
 
-Two kinds of records stand at the consensus service, below `sluicemq/CLUSTER/BROKER/`:
+The consensus service keeps two kinds of records below `sluicemq/CLUSTER/BROKER/`:
 
-    state          epoch, master, in-sync set with incarnations   changed by compare-and-swap alone
-    replicas/ID    a living replica: addresses, end of its log …  under a lease
+    state          term, master, in-sync set with incarnations    changed by compare-and-swap only
+    replicas/ID    a live replica: addresses, end of its log, …   attached to a lease
 
-A term is an epoch and a life, which is one run of a process. A broker that starts again has another
-life, and takes another epoch before it takes writes, although it may be the master that the record
-names: bytes behind the confirmed end may be on its slaves and lost here.
+A term belongs to one run of a process. A broker that restarts has a new run id, and must begin a
+new term before it accepts messages, even if the state record names it as master. The reason: its
+slaves may have bytes behind the confirmed end that this broker lost in the crash.
 
-Why no acknowledged message is lost, whatever comes late or never (`tests/unit/broker/failover`):
+No acknowledged message is lost, even if requests, answers and watches are late or lost
+(`tests/unit/broker/failover` checks this on a model):
 
-- A master acknowledges what all of the in-sync set have, and the set only shrinks by the record.
-- Who is elected stands in the record's set, in the same incarnation, so it has all of that; and the
-  record has not changed since it looked, so nobody was left out or elected meanwhile.
-- A new epoch begins at the end of the elected replica's own log. What it acknowledged to a deposed
-  master until then is in that log, too: when that one learns of it makes no difference.
+- A master acknowledges a message only when every replica of the in-sync set has it, and the set
+  shrinks only by a change of the state record.
+- Only a replica that is in the set, with the same incarnation, may be elected. So it has every
+  acknowledged message. Its swap expects the version of the record that it has seen, so no other
+  replica was elected or left out in between.
+- A new term begins at the end of the elected replica's own log. That log contains all that this
+  replica acknowledged to a deposed master, no matter when the deposed master learns of the term.
 
-The rest is for speed and peace: who stands says how long its log is (`standing`), the longest goes
-first, the others wait their turn. A lease that has ended says when to begin, no more: a master that
-lives on without one is deposed by the record, not by a clock.
+Everything else only makes an election fast and orderly. Candidates publish the ends of their logs;
+the one with the longest log tries first and the others wait for their turn. The end of a lease
+only says when to begin an election: the record deposes a master, never a clock.
+
+In the JSON records a term is called `epoch`, a run id `life`, and the term of a candidacy
+`standing`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,61 +36,73 @@ import orjson
 from sluicemq.broker.failover.consensus import Entries
 
 INCOMPLETE: Final = -1
+"""The end of a log that lacks messages or state, because the replica truncated or lost a part."""
+
 GATHER_S: Final = 1.0
-"""So long others have time to say how long their logs are."""
-ELECT: Final = "sluice cluster elect ID --unclean"
-TURN_S: Final = 1.0
-"""So much later the next longest tries, when who should have been elected does nothing."""
+"""The time for which an election waits for other replicas to publish the ends of their logs."""
+
+RANK_DELAY_S: Final = 1.0
+"""The time for which a candidate waits for each candidate with a longer log."""
+
+ELECT_COMMAND: Final = "sluice cluster elect ID --unclean"
 
 
 class State(NamedTuple):
-    """The record of a broker name. `in_sync`: replica id to incarnation. `is_unclean`: on an
-    operator's word, so what was confirmed may be lost. `version`: the record's."""
+    """The state record of a broker name: its term, its master and its in-sync set."""
 
-    epoch: int
+    term: int
+    """The number of the term. It grows with each change of the master."""
     master_id: int
-    life: str
+    """The id of the master; 0 if there is none."""
+    run_id: str
+    """The run id of the master's process in this term."""
     address: str
+    """The host:port at which clients connect to the master."""
     ha_address: str
+    """The host:port at which slaves connect to the master."""
     in_sync: Mapping[int, str]
+    """The id and incarnation of each replica that has every acknowledged message."""
     is_unclean: bool = False
+    """Whether an operator forced the election, so that acknowledged messages may be lost."""
     version: int = 0
+    """The version of the record at the consensus service; 0 if there is no record yet."""
 
 
 class Member(NamedTuple):
-    """The record of a living replica.
-
-    `epoch` and `end` tell its log: the last term that wrote there, and the position behind the last
-    byte (INCOMPLETE: a replica that is not whole). `standing`: the epoch whose master it misses and
-    does not follow any more (0: none).
-    """
+    """The record of one live replica."""
 
     id: int
-    life: str
+    run_id: str
     incarnation: str
     address: str
+    """The host:port at which clients connect."""
     ha_address: str
-    epoch: int = 0
-    end: int = 0
-    standing: int = 0
+    """The host:port at which slaves would connect."""
+    log_term: int = 0
+    """The last term in which the log of the replica was written; 0 if it is in no term."""
+    log_end: int = 0
+    """The position after the last byte of the log, or INCOMPLETE."""
+    candidate_term: int = 0
+    """The term whose master the replica has stopped following, to be elected; 0 for none."""
     pid: int = 0
     version: int = 0
+    """The version of the record at the consensus service."""
 
 
 class View(NamedTuple):
-    """What the records of one broker name say."""
+    """The records of one broker name, as a replica last read them."""
 
     state: State | None
     members: Mapping[int, Member]
 
     @property
     def master(self) -> Member | None:
-        """The master that the record names, if it lives: in that life."""
+        """The live master of the term; None if its process has ended or is another run."""
         member = self.state and self.members.get(self.state.master_id)
-        return member if member and self.state and member.life == self.state.life else None
+        return member if member and self.state and member.run_id == self.state.run_id else None
 
     def is_in_sync(self, member: Member) -> bool:
-        """It is in the set, in this life of its disk."""
+        """Return whether the in-sync set contains the member with its present incarnation."""
         state = self.state
         return state is not None and state.in_sync.get(member.id) == member.incarnation
 
@@ -93,226 +111,291 @@ class View(NamedTuple):
 
 
 class Lead(NamedTuple):
-    """It is the master of this term."""
+    """The replica is the master of this term."""
 
     state: State
 
 
 class Follow(NamedTuple):
-    """It is a slave in this term."""
+    """The replica is a slave in this term."""
 
     state: State
 
 
-class Stand(NamedTuple):
-    """The master is gone: follow nobody any more, and say how long the log is."""
+class BecomeCandidate(NamedTuple):
+    """The master is gone: follow no master, and publish the end of the log."""
 
     state: State
 
 
 class Elect(NamedTuple):
-    """Put this into the record, in place of the version seen (0: where there is none)."""
+    """Swap this state into the record, in place of the version that it has (0: no record)."""
 
     state: State
 
 
 class Decline(NamedTuple):
-    """The record names this replica, which may not lead: put this into it, so that another one of
-    the in-sync set does."""
+    """The record names this replica, which may not lead. Swap in this state to elect another."""
 
     state: State
 
 
 class Wait(NamedTuple):
-    """As it is; look again after so long, or when something changes."""
+    """Change nothing. Decide again after `seconds`, or when a record changes."""
 
     seconds: float
     reason: str
 
 
 class Blocked(NamedTuple):
-    """Neither lead nor follow; a person has to act."""
+    """Neither lead nor follow, because an operator must decide."""
 
     reason: str
 
 
-Step = Lead | Follow | Stand | Elect | Decline | Wait | Blocked
+Step = Lead | Follow | BecomeCandidate | Elect | Decline | Wait | Blocked
 
 
 def next_step(view: View, me: Member, waited_s: float) -> Step:
-    """What a replica does now. `me`: its own record as it should be; `waited_s`: how long the
-    record has had this version with its master missing."""
+    """Return what a replica must do now.
+
+    `me` is the replica's own record as it is at this moment, published or not. `waited_s` is the
+    time in seconds since the state record got its version and its master was first missing.
+    """
     state = view.state
     if state is None:
         return _first_step(view, me, waited_s)
-    if (state.master_id, state.life) == (me.id, me.life):
-        may_lead = me.end != INCOMPLETE or state.is_unclean
+
+    if (state.master_id, state.run_id) == (me.id, me.run_id):
+        may_lead = me.log_end != INCOMPLETE or state.is_unclean
         return Lead(state) if may_lead else _decline(view, state, me)
-    if me.epoch > state.epoch:
+
+    if me.log_term > state.term:
         return Blocked(
-            f"the log of replica {me.id} was written in epoch {me.epoch}, the record says "
-            f"{state.epoch}: the consensus service has lost data, or is another cluster's. If it "
-            f"is the right one, name the replica whose log counts: {ELECT}."
+            f"The log of replica {me.id} was written in term {me.log_term}, but the record says "
+            f"{state.term}: the consensus service has lost data, or belongs to another cluster. "
+            f"If it is the right one, elect the replica whose log counts: {ELECT_COMMAND}."
         )
-    if me.end > 0 and me.epoch == 0 and not view.is_in_sync(me):
+
+    if me.log_end > 0 and me.log_term == 0 and not view.is_in_sync(me):
         return Blocked(
-            f"replica {me.id} has a log of {me.end} bytes that no master of this cluster wrote; "
-            "a slave would lose them. Start it with an empty storePathRootDir or, if this log "
-            f"counts, elect it: {ELECT}."
+            f"Replica {me.id} has a log of {me.log_end} bytes that no master of this cluster "
+            "wrote; as a slave it would lose them. Start it with an empty storePathRootDir or, if "
+            f"this log counts, elect it: {ELECT_COMMAND}."
         )
-    if view.master is not None or not view.is_in_sync(me) or me.end == INCOMPLETE:
+
+    if view.master is not None or not view.is_in_sync(me) or me.log_end == INCOMPLETE:
         if state.master_id != me.id:
             return Follow(state)
         return Wait(
             GATHER_S,
-            "the record names this replica, whose disk is not what it was: one of the in-sync set "
-            f"takes over when it lives. If none ever will: {ELECT}.",
+            "The record names this replica, but its disk has changed since: a replica of the "
+            f"in-sync set takes over when it is running. If none will ever run: {ELECT_COMMAND}.",
         )
-    return _stand_or_elect(view, state, me, waited_s)
+
+    return _next_step_of_candidate(view, state, me, waited_s)
 
 
 def _first_step(view: View, me: Member, waited_s: float) -> Step:
-    """There is no record yet: the longest log becomes the first master's."""
+    """Return the step of a replica while there is no state record yet.
+
+    The replica with the longest log becomes the first master.
+    """
     members = {**view.members, me.id: me}
-    written = [member for member in members.values() if member.epoch]
+    written = [member for member in members.values() if member.log_term]
     if written:
         return Blocked(
-            f"there is no record, and replica {written[0].id} has a log of epoch "
-            f"{written[0].epoch}: the consensus service has lost its data. Name the replica whose "
-            f"log counts, best the last master: {ELECT}."
+            f"There is no record, but replica {written[0].id} has a log of term "
+            f"{written[0].log_term}: the consensus service has lost its data. Elect the replica "
+            f"whose log counts, preferably the last master: {ELECT_COMMAND}."
         )
-    turn_s = GATHER_S + TURN_S * rank(members.values(), me)
+
+    turn_s = GATHER_S + RANK_DELAY_S * count_ahead(members.values(), me)
     if waited_s < turn_s:
-        return Wait(turn_s - waited_s, "others may have a longer log")
-    return Elect(elected(None, me, ()))
+        return Wait(turn_s - waited_s, "Another replica may have a longer log.")
+    return Elect(state_after_election(None, me, ()))
 
 
 def _decline(view: View, state: State, me: Member) -> Step:
-    """Name a successor, because this replica was given the role by its last published end and has
-    cut its log since."""
-    to = successor(view, me.id)
+    """Return the step of a replica that was made master, but has truncated its log since.
+
+    It was elected by the end of its log that it had published before.
+    """
+    to = find_successor(view, me.id)
     if to is not None:
-        return Decline(switched(state, to))
+        return Decline(state_after_switch(state, to))
     return Wait(
         GATHER_S,
-        "the record names this replica, which has cut its log and does not have all of a master's "
-        f"state yet: one of the in-sync set takes over when it lives. If none ever will: {ELECT}.",
+        "The record names this replica, which has truncated its log and does not have all of a "
+        "master's state yet: a replica of the in-sync set takes over when it is running. If none "
+        f"will ever run: {ELECT_COMMAND}.",
     )
 
 
-def _stand_or_elect(view: View, state: State, me: Member, waited_s: float) -> Step:
-    if me.standing != state.epoch:
-        return Stand(state)
+def _next_step_of_candidate(view: View, state: State, me: Member, waited_s: float) -> Step:
+    """Return the step of a replica that may be elected, while the master is missing."""
+    if me.candidate_term != state.term:
+        return BecomeCandidate(state)
+
     members = {**view.members, me.id: me}
-    able = [m for m in members.values() if view.is_in_sync(m) and m.end != INCOMPLETE]
-    standing = [member for member in able if member.standing == state.epoch]
-    turn_s = TURN_S * rank(standing, me) + GATHER_S * (len(standing) < len(able))
+    able = [m for m in members.values() if view.is_in_sync(m) and m.log_end != INCOMPLETE]
+    candidates = [member for member in able if member.candidate_term == state.term]
+
+    turn_s = RANK_DELAY_S * count_ahead(candidates, me)
+    if len(candidates) < len(able):
+        turn_s += GATHER_S
+
     if waited_s < turn_s:
-        return Wait(turn_s - waited_s, "another one is first")
-    return Elect(elected(state, me, standing))
+        return Wait(turn_s - waited_s, "Another replica is elected first.")
+    return Elect(state_after_election(state, me, candidates))
 
 
-def successor(view: View, master_id: int, to: int | None = None) -> Member | None:
-    """Return the member that can take the role from `master_id` at once: it is in the in-sync set,
-    alive and whole, and of several it has the longest log. Only `to` if that is given. Return None
-    if there is none."""
+def find_successor(view: View, master_id: int, to: int | None = None) -> Member | None:
+    """Return the member that can take over from `master_id` at once, or None if there is none.
+
+    The member must be live, complete and in the in-sync set. Of several, the one with the longest
+    log is returned. If `to` is given, only the member with that id is considered.
+    """
     able = [
-        member for member in view.members.values()
-        if member.id != master_id and view.is_in_sync(member) and member.end != INCOMPLETE
+        member
+        for member in view.members.values()
+        if member.id != master_id
+        and view.is_in_sync(member)
+        and member.log_end != INCOMPLETE
         and to in (None, member.id)
-    ]  # fmt: skip
-    return min(able, key=lambda member: (-member.end, member.id), default=None)
+    ]
+    return min(able, key=lambda member: (-member.log_end, member.id), default=None)
 
 
-def rank(members: Iterable[Member], me: Member) -> int:
-    """How many go first: whose log has a later epoch, or is longer, or who has the smaller id."""
-    key = (-me.epoch, -me.end, me.id)
-    return sum((-member.epoch, -member.end, member.id) < key for member in members)
+def count_ahead(members: Iterable[Member], me: Member) -> int:
+    """Return how many of `members` are to be elected rather than `me`.
+
+    A log with a later term is preferred, then the longer log, then the smaller id.
+    """
+    key = (-me.log_term, -me.log_end, me.id)
+    return sum((-member.log_term, -member.log_end, member.id) < key for member in members)
 
 
 # --------------------------------------------------------------------------------- the next record
 
 
-def elected(state: State | None, master: Member, standing: Iterable[Member]) -> State:
-    """The next term. Who stands as well stays in the set: it has all that was acknowledged, and
-    says so again for what this master's log has. Others come back when they have caught up."""
-    in_sync = {member.id: member.incarnation for member in (master, *standing)}
-    epoch = 1 + max(state.epoch if state else 0, master.epoch)
-    return _term_of(master, epoch, in_sync, state.version if state else 0)
+def state_after_election(
+    state: State | None, master: Member, candidates: Iterable[Member]
+) -> State:
+    """Return the state of a new term with `master` as its master.
+
+    The in-sync set is the master and the other `candidates`. They have every acknowledged message,
+    and have published that they follow no older master. Other replicas rejoin the set when they
+    have caught up.
+    """
+    in_sync = {member.id: member.incarnation for member in (master, *candidates)}
+    term = 1 + max(state.term if state else 0, master.log_term)
+    return _new_state(master, term, in_sync, state.version if state else 0)
 
 
-def switched(state: State, to: Member) -> State:
-    """The next term on purpose: the set has it all, and stays."""
-    return _term_of(to, state.epoch + 1, state.in_sync, state.version)
+def state_after_switch(state: State, to: Member) -> State:
+    """Return the state of a new term in which `to` is master and the in-sync set is the same."""
+    return _new_state(to, state.term + 1, state.in_sync, state.version)
 
 
-def elected_unclean(view: View, member_id: int) -> State:
-    """The next term on an operator's word: this replica's log counts, whatever others had
-    acknowledged. Raises KeyError when it does not live."""
-    epochs = [member.epoch for member in view.members.values()]
+def state_after_unclean_election(view: View, member_id: int) -> State:
+    """Return the state of a new term that an operator forces, with `member_id` as its master.
+
+    The log of that replica replaces those of the others, which may lose acknowledged messages.
+    Raises KeyError if the view has no such member.
+    """
+    log_terms = [member.log_term for member in view.members.values()]
     state, master = view.state, view.members[member_id]
-    epoch = 1 + max(*epochs, state.epoch if state else 0)
+    term = 1 + max(*log_terms, state.term if state else 0)
     in_sync = {master.id: master.incarnation}
     version = state.version if state else 0
-    return _term_of(master, epoch, in_sync, version)._replace(is_unclean=True)
+    return _new_state(master, term, in_sync, version)._replace(is_unclean=True)
 
 
-def _term_of(master: Member, epoch: int, in_sync: Mapping[int, str], version: int) -> State:
+def _new_state(master: Member, term: int, in_sync: Mapping[int, str], version: int) -> State:
     return State(
-        epoch, master.id, master.life, master.address, master.ha_address, in_sync, version=version
+        term=term,
+        master_id=master.id,
+        run_id=master.run_id,
+        address=master.address,
+        ha_address=master.ha_address,
+        in_sync=in_sync,
+        version=version,
     )
 
 
 # -------------------------------------------------------------------------------------- the records
 
+STATE_JSON_KEYS: Final = {
+    "term": "epoch",
+    "master_id": "master",
+    "run_id": "life",
+    "address": "address",
+    "ha_address": "haAddress",
+    "is_unclean": "unclean",
+}
+"""The JSON key of each field of a state record, except the in-sync set and the version."""
 
-def directory(cluster: str, broker: str) -> str:
-    """What the keys of one broker name begin with."""
+MEMBER_JSON_KEYS: Final = {
+    "id": "id",
+    "run_id": "life",
+    "incarnation": "incarnation",
+    "address": "address",
+    "ha_address": "haAddress",
+    "log_term": "epoch",
+    "log_end": "end",
+    "candidate_term": "standing",
+    "pid": "pid",
+}
+"""The JSON key of each field of a member's record, except the version."""
+
+
+def key_prefix(cluster: str, broker: str) -> str:
+    """Return the prefix of all keys of one broker name."""
     return f"sluicemq/{cluster}/{broker}/"
 
 
 def state_key(prefix: str) -> str:
+    """Return the key of the state record."""
     return f"{prefix}state"
 
 
 def member_key(prefix: str, member_id: int) -> str:
+    """Return the key of the record of one replica."""
     return f"{prefix}replicas/{member_id}"
 
 
-def parse(prefix: str, entries: Entries) -> View:
-    """The records among these entries. Raises ValueError for what no replica wrote."""
+def parse_view(prefix: str, entries: Entries) -> View:
+    """Return the records among `entries`, whose keys begin with `prefix`. Ignore other keys.
+
+    Raises ValueError if a record is not one that a replica wrote.
+    """
     state, members = None, {}
     for key, entry in entries.items():
         try:
             if key == state_key(prefix):
                 found = orjson.loads(entry.value)
                 in_sync = {int(member): str(text) for member, text in found["inSync"].items()}
-                fields = {field: found[name] for field, name in STATE_NAMES.items()}
+                fields = {field: found[name] for field, name in STATE_JSON_KEYS.items()}
                 state = State(**fields, in_sync=in_sync, version=entry.version)
             elif key.startswith(f"{prefix}replicas/"):
                 found = orjson.loads(entry.value)
-                fields = {field: found[name] for field, name in MEMBER_NAMES.items()}
+                fields = {field: found[name] for field, name in MEMBER_JSON_KEYS.items()}
                 members[found["id"]] = Member(**fields, version=entry.version)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"the record {key} has no {error}") from error
     return View(state, members)
 
 
-STATE_NAMES: Final = {
-    "epoch": "epoch", "master_id": "master", "life": "life", "address": "address",
-    "ha_address": "haAddress", "is_unclean": "unclean",
-}  # fmt: skip
-MEMBER_NAMES: Final = {
-    "id": "id", "life": "life", "incarnation": "incarnation", "address": "address",
-    "ha_address": "haAddress", "epoch": "epoch", "end": "end", "standing": "standing", "pid": "pid",
-}  # fmt: skip
-
-
 def encode_state(state: State) -> bytes:
-    fields: dict[str, Any] = {name: getattr(state, field) for field, name in STATE_NAMES.items()}
+    """Return the state record as JSON, without its version."""
+    fields: dict[str, Any] = {
+        name: getattr(state, field) for field, name in STATE_JSON_KEYS.items()
+    }
     in_sync = {str(key): value for key, value in sorted(state.in_sync.items())}
     return orjson.dumps(fields | {"inSync": in_sync})
 
 
 def encode_member(member: Member) -> bytes:
-    return orjson.dumps({name: getattr(member, field) for field, name in MEMBER_NAMES.items()})
+    """Return the record of a replica as JSON, without its version."""
+    return orjson.dumps({name: getattr(member, field) for field, name in MEMBER_JSON_KEYS.items()})

@@ -1,20 +1,21 @@
-"""etcd 3.4 and later as the consensus service, through its HTTP/JSON gateway.
+"""The consensus service etcd, 3.4 or later, through its HTTP/JSON gateway.
 
-Four requests are all there is (`/v3/kv/range`, `/v3/kv/txn`, `/v3/lease/…`, `/v3/watch`), and one
-by which an account gets the token that they bear (`/v3/auth/authenticate`); keys and values travel
-in base64. A key's version is its `mod_revision`, so it is never given twice.
+The adapter uses four requests (`/v3/kv/range`, `/v3/kv/txn`, `/v3/lease/…`, `/v3/watch`), and
+`/v3/auth/authenticate` to get a token if etcd has accounts. Keys and values are sent in base64. The
+version of a key is its `mod_revision`, which etcd never gives twice.
 
-- Reads are linearizable, etcd's default: a member that has lost its majority does not answer.
-- A transaction is sent once. Whatever goes wrong once it may have left is a `ConsensusError`; only
-  an address that nobody answers at is passed over for the next one.
-- A token that etcd does not know any more, or that is older than a change of its accounts, is
-  refused before anything is done: then there is a new one, and the request is sent once more.
-- A watch is a door bell. When it rings, the whole prefix is read again: a few keys, always of one
-  moment, and nothing to do for revisions that etcd has compacted. It is also read after `QUIET_S`
-  without a ring, because half of a broken connection looks like silence.
+- Reads are linearizable, which is etcd's default: a member that cannot reach the majority does not
+  answer.
+- A transaction is sent once. An error after it may have reached etcd becomes a `ConsensusError`.
+  Only if no connection can be made, the request is sent to the next address.
+- etcd refuses a token that it has forgotten, or that is older than a change of its accounts, before
+  it does anything. Then the adapter gets a new token and sends the request again.
+- A watch only signals that something has changed. The adapter then reads all keys of the prefix, so
+  that it always reports the keys of one moment and need not handle compacted revisions. It also
+  reads them after `QUIET_S` without a signal, because a broken connection may look like silence.
 
-Why httpx and not aetcd: that one's last release is of 2022 and needs gRPC's compiled core; this is
-a page on a client that is kept.
+The adapter uses httpx rather than aetcd, whose last release is of 2022 and needs the compiled
+library grpcio.
 """
 
 import asyncio
@@ -28,62 +29,94 @@ from typing import Any, Final, NamedTuple
 import httpx
 import orjson
 
-from sluicemq.broker.failover.consensus import NO_CONDITION, Entries, Entry, KeptLease, Swap
+from sluicemq.broker.failover.consensus import (
+    NO_CONDITIONS,
+    Entries,
+    Entry,
+    KeepAliveLease,
+    Swap,
+)
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, ConsensusError
 
-log = logging.getLogger("sluicemq.broker.failover")
+# The name is published: users configure logging by it. So it does not follow the module's name.
+log = logging.getLogger("sluicemq.replication")
 
 SCHEMES: Final = {"etcd": "http", "etcds": "https"}
+"""The scheme of a sluiceConsensus URL, and the scheme of its HTTP requests."""
+
 CONNECT_S: Final = 0.5
+"""The timeout of a connection attempt, in seconds."""
+
 ANSWER_S: Final = 2.0
+"""The timeout of a response, in seconds."""
+
 QUIET_S: Final = 5.0
+"""The time without events after which a watch reads all keys again, in seconds."""
+
 PAUSE_S: Final = 0.2
+"""The pause before a failed or canceled watch is started again, in seconds."""
+
 LEASE_NOT_FOUND: Final = 5
-"""gRPC's NOT_FOUND: the only thing that a transaction or a lease of ours can miss is a lease."""
+"""gRPC's status NOT_FOUND. A lease is the only thing that etcd can miss in these requests."""
+
 OLD_TOKEN: Final = ("invalid auth token", "revision of auth store is old", "user name is empty")
-"""What etcd says to who has to show itself anew."""
+"""Parts of etcd's error messages that ask for a new token."""
+
 _UNSENT: Final = (httpx.ConnectError, httpx.ConnectTimeout)
 
 
 class Account(NamedTuple):
-    """One of etcd's users."""
+    """The name and password of an etcd user."""
 
     name: str
     password: str
 
 
 class Certificates(NamedTuple):
-    """Paths of PEM files, "": none. `ca`: who signs etcd's; the others are shown to it."""
+    """Paths of PEM files for TLS; an empty path means that the file is not used."""
 
     ca: str = ""
+    """The certificates of the authorities that sign etcd's certificate."""
     certificate: str = ""
+    """The client's certificate, if etcd asks for one."""
     key: str = ""
+    """The private key of `certificate`, without a password."""
 
     def context(self) -> ssl.SSLContext:
-        """Raises ConfigurationError."""
+        """Return a client's TLS context. Raise ConfigurationError if a file cannot be used."""
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
             if self.certificate:
                 context.load_cert_chain(self.certificate, self.key or None)
         except (OSError, ValueError) as error:  # an SSLError is an OSError
             raise ConfigurationError(
-                f"the certificates for sluiceConsensus cannot be used: {error}.",
+                f"The certificates for sluiceConsensus cannot be used: {error}.",
                 fix="Correct sluiceConsensusTrustCertPath, sluiceConsensusCertPath and "
-                "sluiceConsensusKeyPath; a key has no password.",
+                "sluiceConsensusKeyPath; the key must not have a password.",
             ) from error
         return context
 
 
 class Etcd:
-    """A `Consensus`. Connects when it is asked something."""
+    """The `Consensus` of one process, kept by etcd. It connects with its first request."""
 
     def __init__(
-        self, url: str, *, account: Account | None = None, certificates: Certificates | None = None,
+        self,
+        url: str,
+        *,
+        account: Account | None = None,
+        certificates: Certificates | None = None,
         quiet_s: float = QUIET_S,
-    ) -> None:  # fmt: skip
-        """`url`: `etcd://host:port,host:port`; `etcds://` for TLS by `certificates`, or those that
-        the system trusts. `account`: None where etcd has none. Raises ConfigurationError."""
+    ) -> None:
+        """Prepare requests to the addresses of `url`.
+
+        `url` is `etcd://host:port,host:port`, or begins with `etcds://` for TLS. With TLS, None as
+        `certificates` means that the system's authorities are trusted. None as `account` means
+        that etcd has no accounts. `quiet_s` is explained at QUIET_S.
+
+        Raises ConfigurationError if the URL or the certificates are not valid.
+        """
         scheme, _, rest = url.partition("://")
         hosts = [host.strip() for host in rest.rstrip("/").split(",")]
         if scheme not in SCHEMES or not all(host.rpartition(":")[2].isdigit() for host in hosts):
@@ -93,25 +126,26 @@ class Etcd:
         self._bases = [f"{SCHEMES[scheme]}://{host}/v3/" for host in hosts]
         if certificates is not None and scheme != "etcds":
             raise ConfigurationError(
-                f"sluiceConsensus = {url} is without TLS, and certificates are given for it.",
+                f"sluiceConsensus = {url} does not use TLS, but certificates are configured for "
+                "it.",
                 fix="Write etcds://host:port,host:port.",
             )
         self._account = account
         self._current = 0
         self._quiet_s = quiet_s
-        timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S)
-        limits = httpx.Limits(max_connections=None, keepalive_expiry=30.0)
-        # No proxy of the environment: it would be one more that can fail.
+        # trust_env=False: a proxy of the environment would be one more process that can fail.
         self._http = httpx.AsyncClient(
-            timeout=timeout, limits=limits, trust_env=False,
+            timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=30.0),
+            trust_env=False,
             verify=scheme == "etcds" if certificates is None else certificates.context(),
-        )  # fmt: skip
+        )
         self._watches: set[asyncio.Task[None]] = set()
-        self._leases: list[KeptLease] = []
+        self._leases: list[KeepAliveLease] = []
 
     @classmethod
-    def of(cls, config: BrokerConfig) -> "Etcd":
-        """That of a broker. Raises ConfigurationError."""
+    def from_config(cls, config: BrokerConfig) -> "Etcd":
+        """Return the adapter that a broker's configuration describes. Raise ConfigurationError."""
         account = Account(config.consensus_user, config.consensus_password)
         paths = config.consensus_ca, config.consensus_certificate, config.consensus_key
         return cls(
@@ -121,25 +155,33 @@ class Etcd:
         )
 
     async def read(self, prefix: str) -> Entries:
+        """Return all entries below `prefix`; see `Consensus.read`."""
         return (await self._read(prefix))[0]
 
-    async def swap(self, changes: Sequence[Swap], given: Mapping[str, int] = NO_CONDITION) -> bool:
-        conditions = {**given, **{c.key: c.expected for c in changes if c.expected is not None}}
+    async def swap(
+        self, changes: Sequence[Swap], conditions: Mapping[str, int] = NO_CONDITIONS
+    ) -> bool:
+        """Make all of `changes` in one etcd transaction, or none; see `Consensus.swap`."""
+        versions = {
+            **conditions,
+            **{
+                change.key: change.expected_version
+                for change in changes
+                if change.expected_version is not None
+            },
+        }
         request = {
             "compare": [
                 {"key": _encode(key), "target": "MOD", "result": "EQUAL", "mod_revision": version}
-                for key, version in conditions.items()
+                for key, version in versions.items()
             ],
-            "success": [
-                {"request_delete_range": {"key": _encode(key)}} if value is None
-                else {"request_put": {"key": _encode(key), "value": _encode(value), "lease": lease}}
-                for key, value, _, lease in changes
-            ],
-        }  # fmt: skip
-        answer = await self._ask("kv/txn", request)
+            "success": [_operation(change) for change in changes],
+        }
+        answer = await self._request("kv/txn", request)
         return answer is not None and bool(answer.get("succeeded"))
 
     def watch(self, prefix: str, on_change: Callable[[Entries], None]) -> Callable[[], None]:
+        """Start a task that reports changes below `prefix`; see `Consensus.watch`."""
         task = asyncio.get_running_loop().create_task(self._watch(prefix, on_change))
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
@@ -149,24 +191,26 @@ class Etcd:
 
         return end
 
-    async def lease(self, ttl_s: float, on_lost: Callable[[], None]) -> KeptLease:
-        answer = await self._ask("lease/grant", {"TTL": max(round(ttl_s), 1)})
+    async def lease(self, ttl_s: float, on_lost: Callable[[], None]) -> KeepAliveLease:
+        """Return a new lease of `ttl_s` seconds, rounded to whole ones; see `Consensus.lease`."""
+        answer = await self._request("lease/grant", {"TTL": max(round(ttl_s), 1)})
         if answer is None:
             raise ConsensusError("etcd has granted no lease.")
         lease_id = int(answer["ID"])
 
-        async def keep() -> bool:
-            found = await self._ask("lease/keepalive", {"ID": lease_id})
+        async def renew() -> bool:
+            found = await self._request("lease/keepalive", {"ID": lease_id})
             return found is not None and int(found["result"].get("TTL", 0)) > 0
 
-        async def end() -> None:
-            await self._ask("lease/revoke", {"ID": lease_id})
+        async def revoke() -> None:
+            await self._request("lease/revoke", {"ID": lease_id})
 
-        lease = KeptLease(lease_id, float(answer["TTL"]), on_lost, keep, end)
+        lease = KeepAliveLease(lease_id, float(answer["TTL"]), on_lost, renew, revoke)
         self._leases.append(lease)
         return lease
 
     async def close(self) -> None:
+        """End all watches, the renewal of leases, and the connections."""
         for lease in self._leases:
             lease.abandon()
         watches = list(self._watches)
@@ -178,8 +222,8 @@ class Etcd:
     # ------------------------------------------------------------------------------------ HTTP
 
     async def _read(self, prefix: str) -> tuple[Entries, int]:
-        """What is there, and at which revision."""
-        answer = await self._ask("kv/range", _range(prefix)) or {}
+        """Return the entries below `prefix`, and etcd's revision at the moment of the read."""
+        answer = await self._request("kv/range", _key_range(prefix)) or {}
         entries = {
             base64.b64decode(found["key"]).decode(): Entry(
                 base64.b64decode(found.get("value", "")),
@@ -190,24 +234,33 @@ class Etcd:
         }
         return entries, int(answer["header"]["revision"])
 
-    async def _ask(self, path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The answer; None when a lease is not there. Raises ConsensusError."""
+    async def _request(self, path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the response to a request, or None if etcd does not know the lease that it names.
+
+        If etcd refuses the token, get a new one and send the request again. Raise ConsensusError
+        on failure.
+        """
         try:
-            return await self._ask_once(path, request)
+            return await self._request_once(path, request)
         except _OldTokenError:
             await self._authenticate()
-            return await self._ask_once(path, request)
+            return await self._request_once(path, request)
 
     async def _authenticate(self) -> None:
-        """A new token. Raises ConsensusError."""
-        assert self._account is not None, "who has no account is asked for no token"
+        """Get a new token for the following requests. Raise ConsensusError on failure."""
+        assert self._account is not None, "etcd refuses tokens only if it has accounts"
         name, password = self._account
         self._http.headers.pop("Authorization", None)
-        answer = await self._ask_once("auth/authenticate", {"name": name, "password": password})
+        answer = await self._request_once("auth/authenticate", {"name": name, "password": password})
         if answer is not None:
             self._http.headers["Authorization"] = str(answer["token"])
 
-    async def _ask_once(self, path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    async def _request_once(self, path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Send a request to the current address, or to the next to which a connection can be made.
+
+        Return the response, or None if etcd does not know the lease. Raise _OldTokenError if etcd
+        refuses the token, and ConsensusError on any other failure.
+        """
         first, error = self._current, ""
         for step in range(len(self._bases)):
             self._current = (first + step) % len(self._bases)
@@ -218,8 +271,9 @@ class Etcd:
                 error = f"{type(unsent).__name__} {unsent}"
                 continue
             except (httpx.HTTPError, orjson.JSONDecodeError) as failed:
-                self._pass_over()
-                raise self._unanswered(f"{type(failed).__name__} {failed}".strip()) from failed
+                self._move_to_next_address()
+                raise self._failure(f"{type(failed).__name__} {failed}".strip()) from failed
+
             if answer.status_code == httpx.codes.OK:
                 return found
             if found.get("code") == LEASE_NOT_FOUND:
@@ -227,25 +281,28 @@ class Etcd:
             reason = str(found.get("message", answer.status_code))
             if self._account is not None and any(text in reason for text in OLD_TOKEN):
                 raise _OldTokenError(reason)
-            self._pass_over()
-            raise self._unanswered(reason)
-        raise self._unanswered(error)
+            self._move_to_next_address()
+            raise self._failure(reason)
+        raise self._failure(error)
 
     @property
     def _base(self) -> str:
+        """The URL with which requests to the current address begin."""
         return self._bases[self._current]
 
-    def _pass_over(self) -> None:
-        """Ask another member the next time."""
+    def _move_to_next_address(self) -> None:
+        """Send the next request to another member of etcd."""
         self._current = (self._current + 1) % len(self._bases)
 
-    def _unanswered(self, reason: str) -> ConsensusError:
+    def _failure(self, reason: str) -> ConsensusError:
+        """Return the error for a request that etcd did not carry out, or did not answer."""
         return ConsensusError(
-            f"etcd at {', '.join(self._bases)} does not answer ({reason}).",
+            f"etcd at {', '.join(self._bases)} does not respond ({reason}).",
             fix="Start it, or correct sluiceConsensus; trying again.",
         )
 
     async def _watch(self, prefix: str, on_change: Callable[[Entries], None]) -> None:
+        """Call `on_change` with all entries at the start and after each change, until cancelled."""
         is_reached = True
         while True:
             try:
@@ -253,22 +310,26 @@ class Etcd:
                 is_reached = True
                 on_change(entries)
                 with contextlib.suppress(httpx.ReadTimeout):
-                    async for _ in self._rings(prefix, revision + 1):
+                    async for _ in self._changes(prefix, revision + 1):
                         on_change(await self.read(prefix))
             except (httpx.HTTPError, orjson.JSONDecodeError, ConsensusError) as error:
                 if is_reached:
                     log.warning("%s", error)
                 is_reached = False
-                self._pass_over()
+                self._move_to_next_address()
                 await asyncio.sleep(PAUSE_S)
 
-    async def _rings(self, prefix: str, revision: int) -> AsyncIterator[None]:
-        """Yields when something has changed from that revision on. Raises httpx.ReadTimeout after
-        a silence; ends when etcd ends the watch."""
-        create = orjson.dumps({"create_request": _range(prefix) | {"start_revision": revision}})
+    async def _changes(self, prefix: str, revision: int) -> AsyncIterator[None]:
+        """Yield once for each report of changes below `prefix` at or after `revision`.
+
+        End when etcd cancels the watch. Raise httpx.ReadTimeout after `quiet_s` without a report.
+        """
+        request = {"create_request": _key_range(prefix) | {"start_revision": revision}}
         timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S, read=self._quiet_s)
         url = f"{self._base}watch"
-        async with self._http.stream("POST", url, content=create, timeout=timeout) as answer:
+        async with self._http.stream(
+            "POST", url, content=orjson.dumps(request), timeout=timeout
+        ) as answer:
             async for line in answer.aiter_lines():
                 result = orjson.loads(line).get("result", {"canceled": True})
                 if result.get("canceled"):
@@ -279,19 +340,29 @@ class Etcd:
 
 
 class _OldTokenError(ConsensusError):
-    """Refused, and nothing was done.
+    """etcd has refused the token and has done nothing.
 
-    When: etcd has forgotten our sign-in, as it does after a while.
-    Then: nothing was done; we sign in again and ask once more.
+    When: etcd has forgotten the token, as it does after some time.
+    Then: nothing was done; the broker gets a new token and repeats the request.
     Fix: none is needed.
     """
 
 
+def _operation(change: Swap) -> dict[str, Any]:
+    """Return the part of an etcd transaction that makes one change."""
+    key = _encode(change.key)
+    if change.value is None:
+        return {"request_delete_range": {"key": key}}
+    put = {"key": key, "value": _encode(change.value), "lease": change.lease_id}
+    return {"request_put": put}
+
+
 def _encode(key: str | bytes) -> str:
+    """Return a key or value in base64."""
     return base64.b64encode(key.encode() if isinstance(key, str) else key).decode()
 
 
-def _range(prefix: str) -> dict[str, Any]:
-    """All keys that begin so: up to the next text of its length."""
+def _key_range(prefix: str) -> dict[str, Any]:
+    """Return the request fields for all keys that begin with `prefix`, which must not be empty."""
     first = prefix.encode()
     return {"key": _encode(first), "range_end": _encode(first[:-1] + bytes([first[-1] + 1]))}

@@ -1,27 +1,31 @@
-"""What a replica that is not master does with requests that only the master answers: it passes them
-on.
+"""Forwarding: a replica that is not the master passes requests on to the master.
 
-Java clients look at routes every 30 s. After a switch they go on asking the broker that was master,
-and lose nothing by it:
+Java clients read routes every 30 s. After a switch of the master they keep sending to the old one.
+Forwarding lets these requests succeed:
 
-    client ──── connection ────▶ replica ──── a tunnel of its own ────▶ master
+    client ──── connection ────▶ replica ──── tunnel of this client ────▶ master
 
-Each connection of a client gets a tunnel when it first needs one, which begins with the client's
-address (900306), signed by the replica: so the master knows who asks, messages keep where they were
-born, requests keep their order, and what the master asks of the client (40, 39, 220) finds its way
-back. The client's heartbeats go through its tunnel as well, the last one first (`presence.py`); a
-tunnel that nothing but heartbeats use is closed, because the client has found the master by itself
-then.
+Each client connection gets a tunnel when it first needs one. The first command of a tunnel is
+SLUICE_SPEAK_FOR (900306) with the client's address, signed by the replica. So the master knows the
+client, messages keep their born host, and requests keep their order. Requests of the master to the
+client (NOTIFY_CONSUMER_IDS_CHANGED 40, CHECK_TRANSACTION_STATE 39, RESET_CONSUMER_CLIENT_OFFSET
+220) return through the tunnel. The client's heartbeats are forwarded too, and a new tunnel begins
+with the last one (`presence.py`). A tunnel that carries nothing but heartbeats for `IDLE_S` is
+closed, because the client has then found the master by itself.
 
-A request without a signature that has passed the door here is signed before it goes on. One of the
-proxy is signed with the key of the account that asked, since handlers of the master look at rights
-too; one from who may do all, by the replica. Without access control here nothing is signed: the
-replica must not lend its rights to who has shown none.
+Signatures: an unsigned request that this replica has admitted is signed before it is forwarded. A
+request of the proxy is signed with the key of the account for which the proxy acts, because
+handlers of the master check permissions too. A request without an account, which may do everything,
+is signed by the replica. Without access control nothing is signed: the replica must not lend its
+permissions to a client that has proved none.
 
-A forwarded request bears a flag and is forwarded once: two replicas that think the other is master
-would play ball. While nobody is master a request waits, up to `HOLD_S`, and is refused with 14
-then, which clients try again. One that was written when its tunnel broke may have been carried out;
-the client's connection is closed then, which says just that.
+A forwarded request has the flag `FLAG_FORWARDED` and is not forwarded again. Otherwise two replicas
+that each take the other for the master would forward it for ever.
+
+While there is no master a request waits for `MASTER_WAIT_S`. It is then refused with
+SERVICE_NOT_AVAILABLE (14), after which clients try again. If a tunnel breaks after a request was
+written, the request may have been carried out. Then the client's connection is closed, which tells
+the client that the outcome is unknown.
 """
 
 import asyncio
@@ -47,43 +51,66 @@ from sluicemq.wire.replicas import ForwardedForRequest
 from sluicemq.wire.signature import ACCESS_KEY, sign_command
 
 FLAG_FORWARDED: Final = 1 << 8
-"""In a request's flags, of which RocketMQ knows the first two bits. Signatures do not cover it."""
-NOT_MASTER: Final = "this replica is not master"
-HOLD_S: Final = 2.5
-"""Less than the 3 s that Java's producers wait."""
-PAUSE_S: Final = 0.05
-DIAL_S: Final = 1.0
-ANSWER_S: Final = 60.0
-"""Longer than any long poll."""
-IDLE_S: Final = 40.0
-RETIRE_S: Final = 5.0
-WAITING_MAX: Final = 4096
-"""Requests of one client that wait for the master; more are refused with 2."""
+"""A bit of a request's flags. RocketMQ uses only the first two, and signatures do not cover it."""
 
-READS: Final = frozenset({
+NOT_MASTER: Final = "this replica is not master"
+"""The beginning of the remark by which a replica recognises that another one is not the master.
+Replicas of older releases send and read it, so it must not change."""
+
+MASTER_WAIT_S: Final = 2.5
+"""The time for which a request waits for a master. Java's producers wait 3 s for an answer."""
+
+PAUSE_S: Final = 0.05
+"""The time between two attempts to reach a master."""
+
+DIAL_S: Final = 1.0
+"""The timeout of a connection attempt to the master."""
+
+ANSWER_S: Final = 60.0
+"""The timeout of an answer of the master. It is longer than any long poll."""
+
+IDLE_S: Final = 40.0
+"""The time after which a tunnel is closed if it has carried nothing but heartbeats."""
+
+RETIRE_S: Final = 5.0
+"""The time for which a retired tunnel waits for answers to the requests in flight."""
+
+WAITING_MAX: Final = 4096
+"""The number of requests of one client that may wait for answers of the master. Further ones are
+refused with SYSTEM_BUSY (2)."""
+
+READ_CODES: Final = frozenset({
     Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE, Code.QUERY_CONSUMER_OFFSET, Code.GET_MAX_OFFSET,
     Code.GET_MIN_OFFSET, Code.SEARCH_OFFSET_BY_TIMESTAMP, Code.GET_EARLIEST_MSG_STORETIME,
 })  # fmt: skip
-"""What a slave answers by itself when it serves readers (slaveReadEnable)."""
-FORWARDED: Final = (REFUSED_CODES - LOCAL_CODES) | frozenset({
+"""The requests that a slave answers itself if consumers may read from it (slaveReadEnable)."""
+
+FORWARDED_CODES: Final = (REFUSED_CODES - LOCAL_CODES) | frozenset({
     Code.SLUICE_LIST_DELAYED, Code.SLUICE_LIST_TRANSACTIONS, Code.PEEK_MESSAGE, Code.NOTIFICATION,
     Code.POLLING_INFO, Code.SLUICE_IN_FLIGHT, Code.UPDATE_CONSUMER_OFFSET,
     Code.GET_CONSUMER_LIST_BY_GROUP, Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ,
     Code.QUERY_ASSIGNMENT, Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY,
     Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, Code.SLUICE_FILTERED_LAG, Code.SLUICE_GROUP_LANES,
 })  # fmt: skip
-AS_MEMBER: Final = frozenset({
-    Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE, Code.POP_MESSAGE, Code.GET_CONSUMER_LIST_BY_GROUP,
-})  # fmt: skip
-"""What a master has to know the asking consumer for."""
+"""The requests that a slave always forwards."""
+
+MEMBER_CODES: Final = frozenset(
+    {
+        Code.PULL_MESSAGE,
+        Code.LITE_PULL_MESSAGE,
+        Code.POP_MESSAGE,
+        Code.GET_CONSUMER_LIST_BY_GROUP,
+    }
+)
+"""The requests for which the master must know that the client is a member of its group."""
 
 
 class NotMasterError(RequestError):
-    """Refused, and surely not carried out: this replica is not master, or nobody is.
+    """The request was refused and not carried out, because this replica is not the master.
 
-    When: a slave is asked what only the master answers, during a switch.
+    When: a slave gets a request that only the master can answer, and there is no master now.
     Then: nothing was done; clients try again by themselves.
-    Fix: wait for the switch to end; `sluice cluster status` shows who is master.
+    Fix: wait for the switch to end; `sluice cluster status` shows which replica is master.
     """
 
     def __init__(self, remark: str = NOT_MASTER) -> None:
@@ -91,29 +118,32 @@ class NotMasterError(RequestError):
 
 
 class Forwarder:
-    """The tunnels of one replica. Use it in the loop it was made in.
+    """The tunnels of one replica to the master, one for each client connection that needs one.
 
-    `give` handles a request that nobody waits for, in the role of now; `signed` signs one of the
-    replica's own; `guard` is that of the role of now, which knows who asks.
+    Use it only in the event loop in which it was created.
     """
 
     def __init__(self, dial: Dialer) -> None:
-        self.give: Callable[[Command, Peer], object] = lambda command, peer: None
-        self.signed: Callable[[Command], Command] = lambda command: command
-        self.guard: Callable[[], Guard | None] = lambda: None
+        self.handle_one_way: Callable[[Command, Peer], object] = lambda command, peer: None
+        """Handles a one-way command in the replica's present role."""
+        self.sign: Callable[[Command], Command] = lambda command: command
+        """Returns a command of the replica itself with its signature, if it has credentials."""
+        self.get_guard: Callable[[], Guard | None] = lambda: None
+        """Returns the guard of the present role; None without access control."""
         self._dial = dial
         self._master = ""
         self._tunnels: dict[Peer, Tunnel] = {}
         self._presence = Presence()
-        self._work: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def master(self) -> str:
-        """host:port of the master; "" while there is none, or it is this replica."""
+        """The host:port of the master; "" if there is none, or if it is this replica."""
         return self._master
 
     @master.setter
     def master(self, address: str) -> None:
+        """Set the master. If it has changed, retire all tunnels."""
         if address != self._master:
             self._master = address
             for tunnel in self._tunnels.values():
@@ -122,115 +152,144 @@ class Forwarder:
     def handlers(
         self, local: Mapping[int, Handler], *, is_slave: bool, serves_reads: bool
     ) -> dict[int, Handler]:
-        """Those of a replica, made of its own. A slave's stay for what it answers by itself."""
+        """Return the handlers of a replica, by request code.
+
+        `local` are the handlers of the broker in its role. A slave forwards the requests of
+        FORWARDED_CODES, and those of READ_CODES unless it `serves_reads`. A master first restores
+        the membership of clients that it has lost with an earlier connection. In both roles
+        heartbeats are remembered.
+        """
         found = dict(local)
         if is_slave:
-            forwarded = FORWARDED if serves_reads else FORWARDED | READS
+            forwarded = FORWARDED_CODES if serves_reads else FORWARDED_CODES | READ_CODES
             found |= dict.fromkeys(forwarded & local.keys(), self._forward)
         else:
-            found |= {code: self._known(local[code]) for code in AS_MEMBER & local.keys()}
+            found |= {
+                code: self._restore_membership(local[code]) for code in MEMBER_CODES & local.keys()
+            }
         for code in (Code.HEART_BEAT, Code.UNREGISTER_CLIENT):
             if code in local:
-                found[code] = self._present(local[code], is_heard=serves_reads or not is_slave)
+                needs_members = serves_reads or not is_slave
+                found[code] = self._remember_heartbeat(local[code], needs_members=needs_members)
         return found
 
     def disconnected(self, peer: Peer) -> None:
-        """A client is gone, and with it its tunnel."""
+        """Retire the tunnel of a client whose connection was lost, and keep its heartbeat."""
         self._presence.disconnected(peer, _now_s())
         if (tunnel := self._tunnels.pop(peer, None)) is not None:
             tunnel.retire()
 
     async def close(self) -> None:
-        """Ends all tunnels; what waits for the master is given up."""
+        """Close all tunnels, and cancel requests that wait for the master."""
         for peer in tuple(self._tunnels):
             self.disconnected(peer)
-        while work := tuple(self._work):
-            for task in work:
+        while tasks := tuple(self._tasks):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _forward(self, command: Command, peer: Peer) -> Outcome:
+        """Send a request through the client's tunnel. The answer is written when it arrives.
+
+        Raises NotMasterError if the request was forwarded before, and RequestError if too many
+        requests of the client are waiting.
+        """
         if command.flag & FLAG_FORWARDED:
             raise NotMasterError
         tunnel = self._tunnels.get(peer)
-        told = self._presence.adopt(command, peer, _now_s())
+        heartbeat = self._presence.adopt(command, peer, _now_s())
         if tunnel is None:
             tunnel = self._tunnels[peer] = Tunnel(self, peer)
-            told = self._presence.of(peer)
-        if told is not None:
-            self.begin(tunnel.carry(told))
-        if tunnel.waiting >= WAITING_MAX:
-            raise RequestError(ResponseCode.SYSTEM_BUSY, "too many requests wait for the master.")
-        tunnel.used_s = _now_s()
-        self.begin(tunnel.carry(self._signed(command)))
+            heartbeat = self._presence.heartbeat_of(peer)
+        if heartbeat is not None:
+            self.start_task(tunnel.forward(heartbeat))
+        if tunnel.waiting_count >= WAITING_MAX:
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY,
+                f"too many requests are waiting for the master (limit {WAITING_MAX} per client).",
+            )
+        tunnel.last_used_s = _now_s()
+        self.start_task(tunnel.forward(self._sign_for_account(command)))
 
-    def _known(self, local: Handler) -> Handler:
-        """A master's: first it hears who asks."""
+    def _restore_membership(self, local: Handler) -> Handler:
+        """Return a handler that handles the heartbeat of a lost connection before `local`."""
 
         def handle(command: Command, peer: Peer) -> Outcome:
-            told = self._presence.adopt(command, peer, _now_s())
-            if told is not None:
-                self.give(told, peer)
+            heartbeat = self._presence.adopt(command, peer, _now_s())
+            if heartbeat is not None:
+                self.handle_one_way(heartbeat, peer)
             return local(command, peer)
 
         return handle
 
-    def _present(self, local: Handler, *, is_heard: bool) -> Handler:
-        """Who is there: remembered, and told to the master through the tunnel. A slave that serves
-        no readers does not need to hear it (`is_heard`)."""
+    def _remember_heartbeat(self, local: Handler, *, needs_members: bool) -> Handler:
+        """Return a handler for HEART_BEAT and UNREGISTER_CLIENT.
+
+        It remembers or forgets the heartbeat, and forwards the command if the client has a tunnel.
+        It calls `local` if the replica `needs_members` itself, else it answers with success.
+        """
 
         def handle(command: Command, peer: Peer) -> Outcome:
-            told = self._signed(command).copy()
-            told.flag = FLAG_ONEWAY
+            forwarded = self._sign_for_account(command).copy()
+            forwarded.flag = FLAG_ONEWAY
             if command.code == Code.HEART_BEAT:
-                self._presence.seen(told, peer)
+                self._presence.record_heartbeat(forwarded, peer)
             else:
                 self._presence.forget(peer)
+
             tunnel = self._tunnels.get(peer)
             if tunnel is not None:
-                if _now_s() - tunnel.used_s > IDLE_S:
+                if _now_s() - tunnel.last_used_s > IDLE_S:
                     self._tunnels.pop(peer).retire()
                 else:
-                    self.begin(tunnel.carry(told))
-            if is_heard:
+                    self.start_task(tunnel.forward(forwarded))
+
+            if needs_members:
                 return local(command, peer)
             return Command(ResponseCode.SUCCESS, encode_header(HeartbeatResponse()))
 
         return handle
 
-    def _signed(self, command: Command) -> Command:
-        """As whoever asks now, which is known only while its handler runs."""
-        guard = self.guard()
+    def _sign_for_account(self, command: Command) -> Command:
+        """Return a command with the signature of the account that sent it.
+
+        Return it unchanged if it has a signature or if there is no access control. Call it only
+        while the handler of the command runs: the guard knows the account only then.
+        """
+        guard = self.get_guard()
         if guard is None or ACCESS_KEY in (command.fields or {}):
             return command
         command, account = command.copy(), guard.account
         if account is None:
-            return self.signed(command)
+            return self.sign(command)
         sign_command(command, account.access_key, account.secret_key)
         return command
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """What is done until the end, or that of the forwarder."""
+    def start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` as a task. `close` cancels it if it has not ended."""
         task = asyncio.get_running_loop().create_task(work)
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def connect(
         self, client: Host, on_request: Callable[[Command, Channel], None]
     ) -> Channel:
-        """To the master, whoever that is by then, for a client. Raises NotMasterError when there is
-        none for `HOLD_S`."""
+        """Return a new connection to the master that acts for the client at address `client`.
+
+        `on_request` is called with each request of the master. Wait for a master up to
+        MASTER_WAIT_S, then raise NotMasterError.
+        """
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + HOLD_S
+        end_s = loop.time() + MASTER_WAIT_S
         while loop.time() < end_s:
             if self._master:
                 with contextlib.suppress(SluiceError, OSError):
                     channel = await self._dial(
                         self._master, timeout_s=DIAL_S, on_request=on_request
                     )
-                    told = ForwardedForRequest(address=client.address, port=client.port)
+                    header = ForwardedForRequest(address=client.address, port=client.port)
                     channel.send_oneway(
-                        self.signed(Command(Code.SLUICE_SPEAK_FOR, encode_header(told)))
+                        self.sign(Command(Code.SLUICE_SPEAK_FOR, encode_header(header)))
                     )
                     return channel
             await asyncio.sleep(PAUSE_S)
@@ -238,40 +297,52 @@ class Forwarder:
 
 
 def _now_s() -> float:
+    """Return the time of the running loop's monotonic clock, in seconds."""
     return asyncio.get_running_loop().time()
 
 
 class Tunnel:
-    """One client's way to the master."""
+    """The connection to the master that carries the requests of one client connection.
+
+    It connects with the first request, and again after `retire`.
+    """
 
     def __init__(self, forwarder: Forwarder, peer: Peer) -> None:
-        self.waiting = 0
-        self.used_s = 0.0
+        self.waiting_count = 0
+        """The number of requests that wait for an answer or for a master."""
+        self.last_used_s = 0.0
+        """The monotonic time of the last request that was not a heartbeat."""
         self._forwarder = forwarder
         self._peer = peer
-        self._opening: asyncio.Task[Channel] | None = None
+        self._connecting: asyncio.Task[Channel] | None = None
 
     def retire(self) -> None:
-        """Who needs it again opens another one; what is under way has time to be answered."""
-        opening, self._opening = self._opening, None
-        if opening is not None:
-            self._forwarder.begin(self._end(opening))
+        """Close the connection to the master. The next request opens another one.
 
-    async def _end(self, opening: asyncio.Task[Channel]) -> None:
+        Requests in flight have `RETIRE_S` to be answered.
+        """
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            self._forwarder.start_task(self._close_later(connecting))
+
+    async def _close_later(self, connecting: asyncio.Task[Channel]) -> None:
         try:
-            if not opening.done():
-                opening.cancel()
-            elif self.waiting:
+            if not connecting.done():
+                connecting.cancel()
+            elif self.waiting_count:
                 await asyncio.sleep(RETIRE_S)
         finally:
             with contextlib.suppress(asyncio.CancelledError, SluiceError):
-                await (await opening).close()
+                await (await connecting).close()
 
-    async def carry(self, command: Command) -> None:
-        """A request to the master, and its answer back."""
-        self.waiting += 1
+    async def forward(self, command: Command) -> None:
+        """Send a command to the master, and write the answer to the client.
+
+        Close the client's connection if it is unknown whether the command was carried out.
+        """
+        self.waiting_count += 1
         try:
-            answer = await self._answer(command)
+            answer = await self._call_when_there_is_a_master(command)
             if answer is not None:
                 self._peer.write(encode_response_to(answer, command))
         except NotMasterError as error:
@@ -279,53 +350,66 @@ class Tunnel:
                 refusal = Command(error.code, remark=error.remark)
                 self._peer.write(encode_response_to(refusal, command))
         except RequestTimeoutError:
-            pass  # the client has given it up long ago
+            pass  # The client has stopped waiting long ago.
         except (SluiceError, OSError):
             self._peer.close()
         finally:
-            self.waiting -= 1
+            self.waiting_count -= 1
 
-    async def _answer(self, command: Command) -> Command | None:
-        """Asks again while nobody is master, up to `HOLD_S`."""
+    async def _call_when_there_is_a_master(self, command: Command) -> Command | None:
+        """Return the master's answer; None if the command is one-way.
+
+        While there is no master, repeat the call for up to MASTER_WAIT_S, then raise
+        NotMasterError.
+        """
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + HOLD_S
+        end_s = loop.time() + MASTER_WAIT_S
         while True:
             try:
-                return await self._exchange(command)
+                return await self._call(command)
             except NotMasterError:
                 if loop.time() >= end_s or self._peer.closed:
                     raise
             await asyncio.sleep(PAUSE_S)
 
-    async def _exchange(self, command: Command) -> Command | None:
-        """Raises NotMasterError when it was not carried out, other errors when nobody knows."""
-        opening = self._opening
-        if opening is None or (opening.done() and (opening.cancelled() or opening.exception())):
-            connecting = self._forwarder.connect(self._peer.remote, self._asked)
-            opening = self._opening = start_shared(connecting)
+    async def _call(self, command: Command) -> Command | None:
+        """Return the master's answer; None if the command is one-way.
+
+        Raises NotMasterError if the command was not carried out. After any other error it is
+        unknown whether it was.
+        """
+        connecting = self._connecting
+        if connecting is None or (
+            connecting.done() and (connecting.cancelled() or connecting.exception())
+        ):
+            work = self._forwarder.connect(self._peer.remote, self._on_request_of_master)
+            connecting = self._connecting = start_shared(work)
+
         try:
-            channel = await asyncio.shield(opening)
+            channel = await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            if opening.cancelled():  # dropped: there is another master
+            if connecting.cancelled():  # The tunnel was retired: there is another master.
                 raise NotMasterError from None
             raise
+
         if channel.closed:
-            if self._opening is opening:
-                self._opening = None
+            if self._connecting is connecting:
+                self._connecting = None
             raise NotMasterError
-        sent = command.copy(FLAG_FORWARDED)
+
+        forwarded = command.copy(FLAG_FORWARDED)
         if command.is_oneway:
-            channel.send_oneway(sent)
+            channel.send_oneway(forwarded)
             return None
-        answer = await channel.call(sent, ANSWER_S)
+        answer = await channel.call(forwarded, ANSWER_S)
         if answer.code == ResponseCode.SERVICE_NOT_AVAILABLE and NOT_MASTER in (
             answer.remark or ""
         ):
             raise NotMasterError
         return answer
 
-    def _asked(self, command: Command, channel: Channel) -> None:
-        """The master asks the client: a check of a transaction, what it does now."""
+    def _on_request_of_master(self, command: Command, channel: Channel) -> None:
+        """Forward a request of the master to the client, and the client's response back."""
         if command.is_oneway:
             self._peer.send_oneway(command.copy())
             return

@@ -1,11 +1,14 @@
-"""Who was there before the role changed.
+"""The last heartbeats of consumers, kept across a change of roles.
 
-A change of roles ends all connections, and Java's consumers say only every 30 s who they are and
-what they subscribe to (34): until then a new master, or one that is reached through another
-replica, would give them nothing, and share out their queues among those it knows. So the last
-heartbeat of each connection outlives it for a while. A new connection from the same address that
-asks for a group, and has not said who it is, is taken for one of those that were in the group, and
-each of them is taken up once. Its own next heartbeat says who it really is.
+A change of roles ends all connections. Java's consumers send a heartbeat (HEART_BEAT, 34), which
+names their groups and subscriptions, only every 30 s. Until then a new master, or a master that is
+reached through another replica, would deliver nothing to them, and would distribute their queues
+among the members that it knows.
+
+So the last heartbeat of a connection outlives it for `KEEP_S`. If a new connection from the same
+address asks for a group without having sent a heartbeat, it is assumed to be a lost member of that
+group, and takes over the heartbeat of one of them. Each heartbeat is taken over only once. The
+connection's own next heartbeat corrects a wrong assumption.
 """
 
 from typing import Final
@@ -13,50 +16,58 @@ from typing import Final
 from sluicemq.net.dispatch import Peer
 from sluicemq.wire.frames import Command
 
-LEFT_S: Final = 60.0
-"""Twice the time between two heartbeats."""
-LEFT_MAX: Final = 1000
-"""Of one address."""
+KEEP_S: Final = 60.0
+"""The time for which the heartbeat of a lost connection is kept: two heartbeat intervals."""
+
+LOST_MAX: Final = 1000
+"""The number of heartbeats of lost connections that are kept for one address."""
 
 
 class Presence:
-    """The last heartbeat of each connection, and of those that are gone."""
+    """The last heartbeat of each open connection, and of connections that were lost recently."""
 
     def __init__(self) -> None:
-        self._known: dict[Peer, Command] = {}
-        self._left: dict[str, list[tuple[float, Command]]] = {}
+        self._heartbeats: dict[Peer, Command] = {}
+        self._lost: dict[str, list[tuple[float, Command]]] = {}
+        """By IP address: the times at which connections were lost, with their heartbeats."""
 
-    def seen(self, heartbeat: Command, peer: Peer) -> None:
-        """A heartbeat, as one that wants no answer."""
-        self._known[peer] = heartbeat
+    def record_heartbeat(self, heartbeat: Command, peer: Peer) -> None:
+        """Remember `heartbeat`, a one-way command, as the last one of a connection."""
+        self._heartbeats[peer] = heartbeat
 
     def forget(self, peer: Peer) -> None:
-        """It says that it goes."""
-        self._known.pop(peer, None)
+        """Forget the heartbeat of a connection whose client has unregistered."""
+        self._heartbeats.pop(peer, None)
 
-    def of(self, peer: Peer) -> Command | None:
-        return self._known.get(peer)
+    def heartbeat_of(self, peer: Peer) -> Command | None:
+        """Return the last heartbeat of a connection, or None if it has sent none."""
+        return self._heartbeats.get(peer)
 
     def disconnected(self, peer: Peer, now_s: float) -> None:
-        """Its connection has ended."""
-        heartbeat = self._known.pop(peer, None)
+        """Keep the heartbeat of a connection that was lost at `now_s`, on the monotonic clock."""
+        heartbeat = self._heartbeats.pop(peer, None)
         if heartbeat is None:
             return
-        left = self._left.get(peer.remote.address, [])
-        self._left[peer.remote.address] = [*left[1 - LEFT_MAX :], (now_s, heartbeat)]
+        lost = self._lost.get(peer.remote.address, [])
+        self._lost[peer.remote.address] = [*lost[1 - LOST_MAX :], (now_s, heartbeat)]
 
     def adopt(self, command: Command, peer: Peer, now_s: float) -> Command | None:
-        """The heartbeat of one that is gone, for a connection that asks for its group and has not
-        said who it is."""
+        """Assign the heartbeat of a lost connection to `peer`, and return it.
+
+        The lost connection had the same IP address, and was a member of the group that `command`
+        names. Return None if there is no such heartbeat, if the command names no group, or if the
+        peer already has a heartbeat.
+        """
         group = command.fields and command.fields.get("consumerGroup")
-        left = self._left.get(peer.remote.address)
-        if not group or not left or peer in self._known:
+        lost = self._lost.get(peer.remote.address)
+        if not group or not lost or peer in self._heartbeats:
             return None
-        left[:] = [one for one in left if now_s - one[0] < LEFT_S]
-        name = f'"{group}"'.encode()
-        for index, (_, heartbeat) in enumerate(left):
-            if name in bytes(heartbeat.body):
-                del left[index]
-                self._known[peer] = heartbeat
+
+        lost[:] = [one for one in lost if now_s - one[0] < KEEP_S]
+        name_in_json = f'"{group}"'.encode()
+        for index, (_, heartbeat) in enumerate(lost):
+            if name_in_json in bytes(heartbeat.body):
+                del lost[index]
+                self._heartbeats[peer] = heartbeat
                 return heartbeat
         return None

@@ -51,7 +51,7 @@ from sluicemq.model.system_names import (
 )
 from sluicemq.model.topic import DEFAULT_TOPIC, MASTER_ID, PERM_WRITE, RETRY_PREFIX
 from sluicemq.net.dispatch import Peer, encode_response_to
-from sluicemq.record.codec import as_text
+from sluicemq.record.codec import format_property_text
 from sluicemq.wire import fastjson
 from sluicemq.wire.bodies import decode_topic_route
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -231,7 +231,9 @@ def make_send_request(topic: str, record: Record, target: EscapeTarget) -> Comma
     delayed message or a transaction.
     """
     properties = record.decode_properties()
-    kept = {name: value for name, value in properties.items() if name not in _REMOVED_PROPERTIES}
+    remaining = {
+        name: value for name, value in properties.items() if name not in _REMOVED_PROPERTIES
+    }
     header = SendMessageRequestV2(
         group=properties.get(PRODUCER_GROUP) or INNER_PRODUCER_GROUP,
         topic=topic,
@@ -241,7 +243,7 @@ def make_send_request(topic: str, record: Record, target: EscapeTarget) -> Comma
         sys_flag=record.sys_flag & ~(TRANSACTION_MASK | BORN_HOST_IPV6 | STORE_HOST_IPV6),
         born_time_ms=record.born_time_ms,
         flag=record.flag,
-        properties=as_text(kept),
+        properties=format_property_text(remaining),
         reconsume_times=record.reconsume_times,
         unit_mode=False,
         batch=False,
@@ -408,7 +410,7 @@ class ActingMaster:
             if broker is None or escape_bridge is None:
                 return True
             broker.delayed.run_slice()
-            broker.transactions.run()
+            broker.transactions.run_slice()
             self._collect(broker)
             return not escape_bridge.pending_count or await escape_bridge.flush()
 

@@ -1,9 +1,13 @@
-"""How transactions end by request: 37 of a producer, and by hand (900111, 900112, ours).
+"""Requests that end or list transactions.
 
-What 37 has to prove is RocketMQ's (spec/delivery.md §3): the prepared message it names exists,
-belongs to its group and lies where it says; an end that comes unasked after the time that the
-producer itself has asked for (CHECK_IMMUNITY_TIME_IN_SECONDS) is too late. Commit and rollback are
-answered when the end is safe; clients of RocketMQ do not wait for it.
+Producers end transactions by END_TRANSACTION (37), operators by SLUICE_RESOLVE_TRANSACTION
+(900112). SLUICE_LIST_TRANSACTIONS (900111) lists the open ones.
+
+The checks of END_TRANSACTION are RocketMQ's (spec/delivery.md §3): the prepared message that the
+request names must exist, belong to the request's group and be at the named position. An end that
+does not answer a check is too late after the time that the producer itself has demanded
+(CHECK_IMMUNITY_TIME_IN_SECONDS). A commit or rollback is answered when its records are durable;
+RocketMQ's clients do not wait for the answer.
 """
 
 import logging
@@ -15,7 +19,11 @@ from sluicemq.acl.verdict import PUB
 from sluicemq.broker.group_commit import Durable
 from sluicemq.broker.produce.intake import Record
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.transactions.prepared import Prepared, prepared_of
+from sluicemq.broker.transactions.prepared import (
+    OpenTransaction,
+    PreparedMessage,
+    parse_prepared,
+)
 from sluicemq.broker.transactions.transactions import OUTCOMES, Transactions
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
@@ -42,60 +50,76 @@ from sluicemq.wire.headers import (
 
 log = logging.getLogger(__name__)
 
-PAGE_MAX: Final = 1000
-# What the real broker says, or forgets to say (spec/traffic item 10).
+LIST_MAX: Final = 1000
+"""The number of transactions that a list contains, and that its handler examines, at most."""
+
 _REMARKS: Final = {COMMITTED: None, ROLLED_BACK: "not set any response code"}
+"""The remarks of RocketMQ's answers, which clients may compare (spec/traffic item 10)."""
 
 
 @dataclass(slots=True, eq=False)
 class TransactionRequests:
-    """The request family of transactions."""
+    """The handlers of requests about transactions."""
 
     settings: Settings
     transactions: Transactions
     clock: Clock
     access: Access
 
-    # --- by a producer
+    # --- requests of producers
 
-    def end(self, header: EndTransactionRequest, command: Command, peer: Peer) -> Durable | None:
-        """37. What is undecided is not answered, as clients know it."""
+    def end_transaction(
+        self, header: EndTransactionRequest, command: Command, peer: Peer
+    ) -> Durable | None:
+        """Handle END_TRANSACTION (37): commit or roll back a transaction.
+
+        `header.outcome` is COMMITTED, ROLLED_BACK, or 0 for undecided. Return None for an undecided
+        one, which RocketMQ does not answer either.
+
+        Raises RequestError if the outcome or the prepared message is not valid, or if the
+        transaction ended with the other outcome before.
+        """
         transactions, outcome = self.transactions, header.outcome
         if header.is_from_check:
-            asked = transactions.table.at(header.half_queue_offset)
-            about = None if asked is None else transactions.reader.record(asked.physical_offset)
+            asked = transactions.table.get(header.half_queue_offset)
+            about = (
+                None if asked is None else transactions.reader.read_record(asked.physical_offset)
+            )
             if about is not None:
                 self.access.require(about.get_text(REAL_TOPIC), PUB)
-            transactions.check_back.answered(asked, peer)
+            transactions.checker.note_answer(asked, peer)
         if outcome == 0:
             return None
         if outcome not in _REMARKS:
             raise _wrong(
-                f"commitOrRollback is {outcome}: 8 commits, 12 rolls back, 0 leaves it undecided."
+                f"commitOrRollback must be 8 (commit), 12 (rollback) or 0 (undecided), got "
+                f"{outcome}."
             )
-        record = transactions.reader.named(header.physical_offset)
+        record = transactions.reader.find_prepared(header.physical_offset)
         if record is None:
             raise _wrong(
-                f"there is no half message at commitLogOffset {header.physical_offset}: it is "
-                "deleted, or was never there."
+                f"there is no half message at commitLogOffset {header.physical_offset}. It was "
+                "deleted, or never existed."
             )
         self.access.require(record.get_text(REAL_TOPIC), PUB)
-        message = prepared_of(record, record.queue_offset)
+        message = parse_prepared(record, record.queue_offset)
         try:
             self._check(header, record, message)
         except RequestError as error:
-            log.warning("the end of a transaction by %s is refused: %s", peer.remote, error.remark)
+            log.warning("refused the end of a transaction by %s: %s", peer.remote, error.remark)
             raise
-        transaction = transactions.table.of(message)
+        transaction = transactions.table.find_for_message(message)
         if transaction is None or transaction.is_ending:
-            known = transactions.outcome_of(message)
+            known = transactions.recent_outcome(message)
             if known is None or known == outcome:
-                return _success(command, "the transaction was ended before: nothing has changed")
+                return _success(command, "the transaction has already ended, nothing was changed")
             log.warning(
-                "transaction %s was %s before and its producer says %s now: it stays so",
-                message.unique_id, OUTCOMES[known], OUTCOMES[outcome],
-            )  # fmt: skip
-            raise _wrong(f"the transaction was {OUTCOMES[known]} before: it stays so.")
+                "transaction %s was %s before; ignoring that its producer now reports it as %s",
+                message.unique_id,
+                OUTCOMES[known],
+                OUTCOMES[outcome],
+            )
+            raise _wrong(f"the transaction was {OUTCOMES[known]} before and cannot change.")
         try:
             transactions.decide(transaction, outcome)
         except RequestError as error:
@@ -103,8 +127,10 @@ class TransactionRequests:
             raise
         return _success(command, _REMARKS[outcome])
 
-    def _check(self, header: EndTransactionRequest, record: Record, message: Prepared) -> None:
-        """Raises RequestError for an end that does not fit its prepared message."""
+    def _check(
+        self, header: EndTransactionRequest, record: Record, message: PreparedMessage
+    ) -> None:
+        """Raise RequestError if an end does not match its prepared message, or is too late."""
         if record.get_text(PRODUCER_GROUP) != header.group:
             raise _wrong("The producer group wrong")
         if message.offset != header.half_queue_offset:
@@ -112,42 +138,40 @@ class TransactionRequests:
         if message.immunity_ms is None or header.is_from_check:
             return
         allowed_ms = max(message.immunity_ms, self.settings.broker.transaction_timeout_ms)
-        age_ms = self.clock.now_ms() - message.began_ms
+        age_ms = self.clock.now_ms() - message.started_ms
         if age_ms > allowed_ms:
             raise RequestError(
                 ResponseCode.ILLEGAL_OPERATION,
-                f"the transaction is {age_ms:,} ms old, its producer had "
-                f"{allowed_ms:,} ms (CHECK_IMMUNITY_TIME_IN_SECONDS): a check decides "
-                "now.",
+                f"the transaction is {age_ms:,} ms old, but its producer had only "
+                f"{allowed_ms:,} ms (CHECK_IMMUNITY_TIME_IN_SECONDS). A check decides it now.",
             )
 
-    # --- by hand
+    # --- requests of operators
 
-    def listed(self, header: ListTransactionsRequest, command: Command, peer: Peer) -> Command:
-        """900111: open transactions, by the offsets of their messages."""
-        count_max = min(max(header.count_max or PAGE_MAX, 1), PAGE_MAX)
+    def list_open(self, header: ListTransactionsRequest, command: Command, peer: Peer) -> Command:
+        """Handle SLUICE_LIST_TRANSACTIONS (900111): list open transactions in order of offsets.
+
+        The list begins after offset `header.after`. It contains up to `header.count_max`
+        transactions, of `header.group` and `header.topic` if these are given. The answer's `after`
+        continues the list, and is absent at its end. Its `count` is that of all open transactions.
+        """
+        count_max = min(max(header.count_max or LIST_MAX, 1), LIST_MAX)
         after = -1 if header.after is None else header.after
         table = self.transactions.table
         found: list[bodies.OpenTransaction] = []
-        looked_at, last = 0, None
+        examined, last = 0, None
         for transaction in table:
             if transaction.offset <= after:
                 continue
-            if looked_at == PAGE_MAX or len(found) == count_max:
+            if examined == LIST_MAX or len(found) == count_max:
                 break
-            looked_at, last = looked_at + 1, transaction.offset
-            record = self.transactions.reader.record(transaction.physical_offset)
+            examined, last = examined + 1, transaction.offset
+            record = self.transactions.reader.read_record(transaction.physical_offset)
             if record is None:
                 continue
             group, topic = record.get_text(PRODUCER_GROUP), record.get_text(REAL_TOPIC)
             if header.group in (None, "", group) and header.topic in (None, "", topic):
-                found.append(bodies.OpenTransaction(
-                    transaction.key, group, topic, record.get_number(REAL_QUEUE) or 0,
-                    record.get_text(KEYS), record.get_text(TAGS), transaction.began_ms,
-                    transaction.checks, transaction.due_ms,
-                    "" if transaction.asked is None else str(transaction.asked.remote),
-                    transaction.offset, transaction.physical_offset, len(record.body),
-                ))  # fmt: skip
+                found.append(_describe(transaction, record))
         else:
             last = None
         fields = encode_header(ListTransactionsResponse(count=len(table), after=last))
@@ -155,29 +179,58 @@ class TransactionRequests:
         return Command(ResponseCode.SUCCESS, fields, body)
 
     def resolve(self, header: ResolveTransactionRequest, command: Command, peer: Peer) -> Durable:
-        """900112: an operator decides."""
+        """Handle SLUICE_RESOLVE_TRANSACTION (900112): an operator ends a transaction.
+
+        Raises RequestError if the outcome is not valid or no such transaction is open.
+        """
         if header.outcome not in _REMARKS:
-            raise RequestError(ResponseCode.INVALID_PARAMETER, "commitOrRollback is 8 or 12.")
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"commitOrRollback must be 8 (commit) or 12 (rollback), got {header.outcome}.",
+            )
         transaction = self.transactions.table.find(header.transaction_id)
         if transaction is None or transaction.is_ending:
             raise RequestError(
                 ResponseCode.QUERY_NOT_FOUND,
-                f"no transaction {header.transaction_id} is undecided here.",
+                f"this broker has no undecided transaction {header.transaction_id}.",
             )
         self.transactions.decide(transaction, header.outcome)
         log.warning(
-            "transaction %s is %s by hand, from %s",
-            header.transaction_id, OUTCOMES[header.outcome], peer.remote,
-        )  # fmt: skip
+            "transaction %s was %s by an operator at %s",
+            header.transaction_id,
+            OUTCOMES[header.outcome],
+            peer.remote,
+        )
         return _success(command, None)
 
 
+def _describe(transaction: OpenTransaction, record: Record) -> bodies.OpenTransaction:
+    """Return the element of a list that describes a transaction; `record` is its message."""
+    asked = transaction.asked_peer
+    return bodies.OpenTransaction(
+        transaction.key,
+        record.get_text(PRODUCER_GROUP),
+        record.get_text(REAL_TOPIC),
+        record.get_number(REAL_QUEUE) or 0,
+        record.get_text(KEYS),
+        record.get_text(TAGS),
+        transaction.started_ms,
+        transaction.check_count,
+        transaction.due_ms,
+        "" if asked is None else str(asked.remote),
+        transaction.offset,
+        transaction.physical_offset,
+        len(record.body),
+    )
+
+
 def _wrong(remark: str) -> RequestError:
+    """Return the error with code SYSTEM_ERROR, as RocketMQ's broker uses it here."""
     return RequestError(ResponseCode.SYSTEM_ERROR, remark)
 
 
 def _success(command: Command, remark: str | None) -> Durable:
-    """An answer that leaves when what it says is safe."""
+    """Return a success that is sent when the records of the transaction's end are durable."""
     if command.is_oneway:
         return Durable(b"")
     return Durable(encode_response(command, ResponseCode.SUCCESS, remark=remark))

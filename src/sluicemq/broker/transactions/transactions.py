@@ -1,32 +1,34 @@
 """Transactions: prepared messages and their ends, in the log and in memory.
 
-    send with TRAN_MSG  ->  prepared, hidden  ->  37 commit    ->  the message, at last
-                                              |   37 rollback  ->  nothing
-                                              +-  open for too long: a client is asked (39)
+    send with TRAN_MSG  ->  prepared, hidden  ->  END_TRANSACTION, commit    ->  a visible message
+                                              |   END_TRANSACTION, rollback  ->  nothing
+                                              +-  open for too long: the broker checks it
 
-State follows from the half and the op queue as they can be seen (`prepared.py`), at the start and
-while running alike. An end is a message (of a commit) and an op, next to each other in the log,
-written at once and not gathered for seconds as RocketMQ does: an op that was lost in a crash would
-let a finished transaction be checked, and committed, once more. When a turn fails, nothing of it
-was: what was expected of it is undone.
+The state follows from the visible part of the half queue and the op queue (`prepared.py`), at the
+start and while running alike. A commit appends the message and its op next to each other in the
+log. The op is written at once, not gathered for seconds as in RocketMQ: an op that a crash loses
+would let a finished transaction be checked, and committed, again. If a group commit fails, nothing
+of it is stored, so the changes of the table that it was to cause are undone.
 
-A second end of a transaction has no effect, whatever message of it it names: never two messages.
-What may happen twice all the same is in the page on transactions. Requests are answered in
-`requests.py`.
+A second end of a transaction has no effect, whichever of its prepared messages it names, so that a
+transaction is never committed twice. docs/transactions.md lists the exceptions. `requests.py`
+handles the requests.
 
-How far the two queues are done is kept as the offsets of CID_RMQ_SYS_TRANS, as RocketMQ does, and
-only as far as the disk has it: a start reads from there on.
+The offsets up to which the two queues are done are saved as committed offsets of CID_RMQ_SYS_TRANS,
+as in RocketMQ, and only as far as the log is on disk. A start reads from there.
 
-What time demands is done in slices that the sweep calls. A transaction that is old enough is due.
-It is asked about: its message is written once more with one check more, and when that one can be
-seen, a client of its group is asked. A check counts when somebody is there to be asked; RocketMQ
-counts on, and drops after some minutes what no producer could answer. What was asked about
-transactionCheckMax times, or is older than the log is kept, is given up: its message goes to
-TRANS_CHECK_MAX_TIME_TOPIC, one line in the log, a counter, a hook.
+Work that depends on time is done in slices (`run_slice`), which a background job of the broker
+calls. A transaction that has been open for long enough is *due*. It is checked: a copy of its
+message with one more check is appended, and when the copy is visible, a client of the producer
+group is asked (CHECK_TRANSACTION_STATE, 39). A check counts only if a client was there to be asked;
+RocketMQ counts in any case, and after some minutes drops messages for which no producer could
+answer. A transaction that was checked transactionCheckMax times, or that is older than the log is
+kept, is *abandoned*: its message goes to TRANS_CHECK_MAX_TIME_TOPIC, and the broker logs it, counts
+it and calls the hooks.
 
-Stragglers are carried forward: a prepared message that is left far behind is written once more at
-the end of its queue. Otherwise one old transaction would make every start read all that came after
-it, and its file would be deleted under it.
+A prepared message that is far behind the end of its queue is *carried forward*: a copy of it is
+appended. Otherwise every start would have to read all messages after an old transaction, and
+retention would delete the file of its message.
 """
 
 import logging
@@ -37,11 +39,8 @@ from typing import Final, NamedTuple
 
 from sluicemq.broker.background import Progress, TimeSlice
 from sluicemq.broker.consume.clients import Member, Producers
-from sluicemq.broker.group_commit import GroupCommit
-from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.context import BrokerContext
 from sluicemq.broker.produce.intake import MessageIntake, MessageToStore, Record
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
 from sluicemq.broker.transactions.prepared import (
     CHECK_TIMES,
     COPY_BYTES_MAX,
@@ -50,14 +49,13 @@ from sluicemq.broker.transactions.prepared import (
     OP_TAG_CODE,
     OpenTransaction,
     OpenTransactions,
-    Prepared,
+    PreparedMessage,
     PreparedReader,
-    draft_of,
-    hide,
-    identity,
-    properties_of,
+    convert_to_prepared,
+    copy_prepared_to,
+    original_properties,
+    transaction_identity,
 )
-from sluicemq.clock import Clock, SteadyClock
 from sluicemq.errors import RequestError, StoreError
 from sluicemq.model.ids import offset_message_id
 from sluicemq.model.message import (
@@ -72,8 +70,7 @@ from sluicemq.model.message import (
 from sluicemq.model.system_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from sluicemq.net.dispatch import Peer
 from sluicemq.numbers import natural
-from sluicemq.record.codec import as_text, encode_record
-from sluicemq.store.store import Store
+from sluicemq.record.codec import encode_record, format_property_text
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
@@ -81,104 +78,138 @@ from sluicemq.wire.headers import CheckTransactionStateRequest
 
 log = logging.getLogger(__name__)
 
-GIVEN_UP: Final = -1
-OUTCOMES: Final = {COMMITTED: "committed", ROLLED_BACK: "rolled back", GIVEN_UP: "given up"}
-REMEMBERED: Final = 4096
+ABANDONED: Final = -1
+"""The outcome of a transaction that no producer has decided. It is used only in memory."""
+
+OUTCOMES: Final = {COMMITTED: "committed", ROLLED_BACK: "rolled back", ABANDONED: "abandoned"}
+
+OUTCOMES_MAX: Final = 4096
+"""The number of outcomes of ended transactions that are remembered."""
+
 SLICE_S: Final = 0.004
+"""The time limit of one slice, in seconds."""
+
 SLICE_TRANSACTIONS: Final = 1024
+"""The number of transactions that one slice processes at most."""
+
 WINDOW_MESSAGES: Final = 20_000
-"""Of the half queue are read at a start; more when a quarter of them is open."""
+"""The number of messages of the half queue that a start reads at most. It is larger if more than a
+quarter of them are open."""
+
 _HOUR_MS: Final = 3_600_000
+
 _UNANSWERED: Final = "transaction checks without an answer"
+"""The attribute of a connection that counts the checks in a row that it has not answered."""
+
 _NAMES_MAX: Final = 1024
+"""The number of groups, and of clients, for which a warning that was logged is remembered."""
 
 
-class GivenUp(NamedTuple):
-    """A transaction that nobody would decide; its message lies in TRANS_CHECK_MAX_TIME_TOPIC."""
+class AbandonedTransaction(NamedTuple):
+    """A transaction that no producer has decided. Its message is in TRANS_CHECK_MAX_TIME_TOPIC."""
 
     unique_id: str
     group: str
+    """The producer group."""
     topic: str
-    checks: int
+    """The topic to which a commit would have moved the message."""
+    check_count: int
     age_ms: int
+    """The time from the first prepared message to the end."""
 
 
-class CheckBack:
-    """Who is asked how a transaction ended, and how the question looks (39).
+class TransactionChecker:
+    """Sends transaction checks to producers, and notes which of them do not answer.
 
-    Any live connection whose heartbeat names the producer group may be asked: the sender may be
-    dead. They take turns. One that was asked and has not answered by the next check (a producer of
-    the group without a TransactionListener, or a check that hangs) is named in the log once, and
-    the others come before it until it answers.
+    Any open connection whose heartbeat names the producer group may be asked, because the sender
+    may be gone. The connections are asked in turn. A client that has not answered by the next check
+    (it has no TransactionListener, or its listener hangs) is logged once, and is asked only when
+    all other clients have left as many checks unanswered.
     """
 
     def __init__(self, producers: Producers, broker_name: str) -> None:
         self._producers = producers
         self._broker_name = broker_name
         self._turn = count()
-        self._named: set[tuple[str, str]] = set()
-        self._alone: set[str] = set()
-        self.sent = 0
-        self.unanswered = 0
+        self._logged_clients: set[tuple[str, str]] = set()
+        self._logged_groups: set[str] = set()
+        """Groups without a connection, for which that was logged."""
+        self.sent_count = 0
+        """The number of checks that were sent."""
+        self.unanswered_count = 0
+        """The number of checks that were not answered before the next one."""
 
-    def choose(self, group: str) -> Member | None:
-        """Whom to ask next; None when nobody of the group is connected."""
+    def choose_member(self, group: str) -> Member | None:
+        """Return the member of a producer group to ask next; None if none is connected."""
         members = self._producers.groups.get(group, {}).values()
         live = [member for member in members if not member.peer.closed]
         if not live:
-            if group not in self._alone and len(self._alone) < _NAMES_MAX:
-                self._alone.add(group)
+            if group not in self._logged_groups and len(self._logged_groups) < _NAMES_MAX:
+                self._logged_groups.add(group)
                 log.warning(
-                    "a transaction of producer group %s is undecided and no client of the group is "
-                    "connected: it is checked when one comes", group,
-                )  # fmt: skip
+                    "a transaction of producer group %s is undecided, but no client of the group "
+                    "is connected. It is checked when a client connects",
+                    group,
+                )
             return None
-        self._alone.discard(group)
+        self._logged_groups.discard(group)
         least = min(_unanswered(member.peer) for member in live)
         willing = [member for member in live if _unanswered(member.peer) == least]
         return willing[next(self._turn) % len(willing)]
 
-    def ask(self, transaction: OpenTransaction, record: Record) -> None:
-        """Send the question about a prepared message that can be seen."""
-        member = self.choose(record.get_text(PRODUCER_GROUP))
+    def send_check(self, transaction: OpenTransaction, record: Record) -> None:
+        """Ask a member of the producer group how a transaction ended, if one is connected.
+
+        `record` is the transaction's newest prepared message.
+        """
+        member = self.choose_member(record.get_text(PRODUCER_GROUP))
         if member is None:
             return
-        transaction.asked = member.peer
-        self.sent += 1
-        member.peer.send_oneway(question(transaction, record, self._broker_name))
+        transaction.asked_peer = member.peer
+        self.sent_count += 1
+        member.peer.send_oneway(encode_check(transaction, record, self._broker_name))
 
-    def overdue(self, transaction: OpenTransaction, record: Record) -> None:
-        """The next check is due: has the last one been answered?"""
-        peer, transaction.asked = transaction.asked, None
+    def note_unanswered(self, transaction: OpenTransaction, record: Record) -> None:
+        """Note whether the last check of a transaction is unanswered when the next one is due."""
+        peer, transaction.asked_peer = transaction.asked_peer, None
         if peer is None or peer.closed:
             return
-        self.unanswered += 1
+        self.unanswered_count += 1
         peer.attributes[_UNANSWERED] = _unanswered(peer) + 1
         group = record.get_text(PRODUCER_GROUP)
         member = self._producers.groups.get(group, {}).get(peer)
         client_id = member.client_id if member is not None else str(peer.remote)
-        if (group, client_id) not in self._named and len(self._named) < _NAMES_MAX:
-            self._named.add((group, client_id))
+        key = group, client_id
+        if key not in self._logged_clients and len(self._logged_clients) < _NAMES_MAX:
+            self._logged_clients.add(key)
             log.warning(
-                "client %s of producer group %s was asked about transaction %s and has not "
-                "answered: it has no TransactionListener, or its check hangs. Give every producer "
-                "of the group a listener, or the ones without a group of their own. The next check "
-                "goes to another client.", client_id, group, transaction.key,
-            )  # fmt: skip
+                "client %s of producer group %s has not answered a check of transaction %s: it has "
+                "no TransactionListener, or its listener hangs. Give every producer of the group a "
+                "listener, or use another group for the producers without one. The next check goes "
+                "to another client.",
+                client_id,
+                group,
+                transaction.key,
+            )
 
-    def answered(self, transaction: OpenTransaction | None, peer: Peer) -> None:
-        """A client has answered a check."""
+    def note_answer(self, transaction: OpenTransaction | None, peer: Peer) -> None:
+        """Note that a client has answered a check of a transaction; None if that is not open."""
         peer.attributes.pop(_UNANSWERED, None)
         if transaction is not None:
-            transaction.asked = None
+            transaction.asked_peer = None
 
 
 def _unanswered(peer: Peer) -> int:
+    """Return how many checks in a row a connection has not answered."""
     return int(peer.attributes.get(_UNANSWERED, 0))
 
 
-def question(transaction: OpenTransaction, record: Record, broker_name: str) -> Command:
-    """39: the prepared message as it was sent, in stored form (spec/remoting.md §7.6)."""
+def encode_check(transaction: OpenTransaction, record: Record, broker_name: str) -> Command:
+    """Return the request CHECK_TRANSACTION_STATE (39) for a transaction.
+
+    Its body is the message as the producer sent it, in the form of a stored record
+    (spec/remoting.md §7.6).
+    """
     unique_id = record.get_text(UNIQ_KEY) or None
     fields = encode_header(
         CheckTransactionStateRequest(
@@ -210,116 +241,145 @@ def question(transaction: OpenTransaction, record: Record, broker_name: str) -> 
 
 
 class Transactions:
-    """All transactions of a broker. `on_given_up` are told of each that is given up."""
+    """All transactions of a broker: the open ones, and the outcomes of those that ended lately."""
 
     def __init__(
         self,
-        settings: Settings,
-        topics: Topics,
-        offsets: Offsets,
-        store: Store,
+        context: BrokerContext,
+        *,
         intake: MessageIntake,
-        group_commit: GroupCommit,
-        clock: Clock,
-        steady: SteadyClock,
-        check_back: CheckBack,
+        checker: TransactionChecker,
     ) -> None:
+        """Create an empty table, and let `intake` move messages of transactions to the half topic.
+
+        The caller must call `load` before the first request.
+        """
+        settings = context.settings
         self._settings = settings
-        self._topics = topics
-        self._offsets = offsets
-        self._store = store
+        self._topics = context.topics
+        self._offsets = context.offsets
+        self._store = context.store
         self._intake = intake
-        self._group_commit = group_commit
-        self._clock = clock
-        self._steady = steady
-        self.check_back = check_back
-        self.reader = PreparedReader(store)
+        self._group_commit = context.group_commit
+        self._clock = context.clock
+        self._steady = context.steady_clock
+        self.checker = checker
+        self.reader = PreparedReader(context.store)
         self.table = OpenTransactions(0, 0)
         self._progress = {HALF_TOPIC: Progress(0), OP_TOPIC: Progress(0)}
-        self.is_on = False
+        """By topic: the offset before which all messages of the queue are done."""
+        self.is_running = False
+        """Whether transactions are checked: from `load` to `stop`, but not if read-only."""
         self._superseded: list[int] = []
-        self._decided: OrderedDict[tuple[str, int], int] = OrderedDict()
-        self._giving_up: dict[int, GivenUp] = {}
-        self._complaint = ""
-        self.on_given_up: list[Callable[[GivenUp], None]] = []
+        """Offsets of superseded prepared messages whose ops have not been appended."""
+        self._outcomes: OrderedDict[tuple[str, int], int] = OrderedDict()
+        """Outcomes of ended transactions by id and digest, the oldest first."""
+        self._abandoned: dict[int, AbandonedTransaction] = {}
+        """Abandoned transactions whose op is not visible yet, by the offset in that op."""
+        self._logged_error = ""
+        self.on_given_up: list[Callable[[AbandonedTransaction], None]] = []
+        """Hooks, called with each abandoned transaction once its end is visible."""
         self.committed: dict[str, int] = {}
+        """The number of committed transactions by topic."""
         self.rolled_back: dict[str, int] = {}
-        self.given_up = 0
-        self.lost = 0
-        """Messages that were deleted before their transactions were decided."""
+        """The number of rolled back transactions by topic."""
+        self.abandoned_count = 0
+        self.lost_count = 0
+        """The number of messages that were deleted before their transactions were decided."""
 
-        def prepare(draft: MessageToStore) -> None:
-            if hide(draft, settings.broker, len(self.table)):
+        def prepare(message: MessageToStore) -> None:
+            if convert_to_prepared(message, settings.broker, len(self.table)):
                 intake.check_properties_size(
-                    len(as_text(draft.properties).encode()) + COPY_BYTES_MAX
+                    len(format_property_text(message.properties).encode()) + COPY_BYTES_MAX
                 )
 
-        intake.rewrites.insert(0, prepare)  # before the delays
+        # This rewrite comes before that of delays: a message of a transaction cannot be delayed.
+        intake.rewrites.insert(0, prepare)
 
     # ------------------------------------------------------------------------------ the start
 
     def load(self) -> None:
-        """Blocking: read what is open, and write the op that a crash has cut off."""
-        half_start, op_start = self._start_of(HALF_TOPIC), self._start_of(OP_TOPIC)
+        """Build the table from the store, and append the op that a crash has cut off.
+
+        Blocks for the time of the reads. Raises StoreError.
+        """
+        half_start, op_start = self._start_offset(HALF_TOPIC), self._start_offset(OP_TOPIC)
         table = self.table = OpenTransactions(half_start, op_start)
         self._progress = {HALF_TOPIC: Progress(half_start), OP_TOPIC: Progress(op_start)}
         done: set[int] = set()
-        for offset, offsets in self.reader.ops(op_start):
-            table.op(offset, offsets)
+        for offset, offsets in self.reader.iter_ops(op_start):
+            table.add_op(offset, offsets)
             done.update(one for one in offsets if one >= half_start)
-        # All of them, then the ends: one that is done may supersede one whose own op was lost.
-        for message in self.reader.prepared(half_start):
+        # First all messages, then their ends: a message that is done may supersede another one
+        # whose own op was lost.
+        for message in self.reader.iter_prepared(half_start):
             self._add(message)
         for offset in done:
-            table.close(offset)
+            table.mark_done(offset)
         self._superseded = [offset for offset in self._superseded if offset not in done]
-        table.half_next = self._store.queue_offsets(HALF_TOPIC, 0)[1]
-        table.op_next = self._store.queue_offsets(OP_TOPIC, 0)[1]
+        table.next_half_offset = self._store.queue_offsets(HALF_TOPIC, 0)[1]
+        table.next_op_offset = self._store.queue_offsets(OP_TOPIC, 0)[1]
         if self._settings.is_read_only:
             return
-        last = self.reader.last()
+
+        last = self.reader.read_last_record()
         if last is not None and (
             last.sys_flag & TRANSACTION_MASK == COMMITTED or last.topic == CHECK_MAX_TOPIC
         ):
-            found = table.find(*identity(last))
-            if found is not None:  # the last record of the log is a message whose op is missing
-                log.info("transaction %s ended just before the broker did", found.unique_id)
+            # The last record of the log ends a transaction. If it is still open, its op is missing.
+            found = table.find(*transaction_identity(last))
+            if found is not None:
+                log.info("transaction %s ended just before the broker stopped", found.unique_id)
                 self._append_op(found.offset)
                 self._store.commit()
                 if self._settings.store.flush_sync:
                     self._store.publish(self._store.sync())
-                self._follow()
-        self._group_commit.topic_listeners |= {HALF_TOPIC: self._follow, OP_TOPIC: self._follow}
-        self.is_on = True
+                self._read_visible()
+        self._group_commit.topic_listeners |= {
+            HALF_TOPIC: self._read_visible,
+            OP_TOPIC: self._read_visible,
+        }
+        self.is_running = True
         if len(table):
             log.info("%d transactions are undecided", len(table))
 
-    def _start_of(self, topic: str) -> int:
+    def _start_offset(self, topic: str) -> int:
+        """Return the offset from which the half or op queue is read at a start."""
         start, end = self._store.queue_offsets(topic, 0)
-        if self._offsets.document.is_doubtful:  # all ops are there: the queues say what is open
+        if self._offsets.document.is_doubtful:
+            # The queues contain all ops, so a read from their start shows what is open.
             return start
         known = self._offsets.committed(TRANSACTION_GROUP, topic, 0)
         if known > end:
             log.error(
-                "the offset %d of %s is behind its end %d: it begins there", known, topic, end
+                "offset %d of %s is greater than the end %d of its queue; reading from the end",
+                known,
+                topic,
+                end,
             )
         return min(max(known, start), end)
 
     # ---------------------------------------------------------------------------------- the end
 
-    def outcome_of(self, message: Prepared) -> int | None:
-        """How a transaction ended lately; None when that is not known any more."""
-        return self._decided.get((message.unique_id, message.digest))
+    def recent_outcome(self, message: PreparedMessage) -> int | None:
+        """Return how the transaction of `message` ended: a key of OUTCOMES.
+
+        Return None if it has not ended, or not recently.
+        """
+        return self._outcomes.get((message.unique_id, message.digest))
 
     def decide(self, transaction: OpenTransaction, outcome: int) -> None:
-        """Commit or roll back one that is open and not ending.
+        """Commit or roll back a transaction that is open and not ending.
 
-        Raises RequestError, StoreError; then it stays open.
+        `outcome` is COMMITTED or ROLLED_BACK. Raises RequestError if the message is deleted or its
+        topic is missing, and StoreError; then the transaction stays open.
         """
-        record = self.reader.record(transaction.physical_offset)
+        record = self.reader.read_record(transaction.physical_offset)
         if record is None:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, "its half message is deleted.")
-        properties = properties_of(record)
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, "the half message of the transaction is deleted."
+            )
+        properties = original_properties(record)
         name = properties.get(REAL_TOPIC, "")
         if outcome == COMMITTED:
             topic, queue_id = self._topics.get(name), natural(properties.get(REAL_QUEUE, ""))
@@ -327,106 +387,122 @@ class Transactions:
                 raise RequestError(
                     ResponseCode.TOPIC_NOT_EXIST,
                     f"the message cannot be committed: topic[{name}] not exist. Create it again; "
-                    "the transaction stays undecided meanwhile.",
+                    "the transaction stays undecided until then.",
                 )
-            draft = draft_of(record, name, queue_id, properties)
-            draft.sys_flag |= COMMITTED
-            draft.prepared_offset = transaction.physical_offset
+            message = copy_prepared_to(record, name, queue_id, properties)
+            message.sys_flag |= COMMITTED
+            message.prepared_offset = transaction.physical_offset
             if not self._intake.delivered_elsewhere.take(name, record.get_text(UNIQ_KEY)):
-                stored = self._intake.rewrite_and_append(draft)
+                stored = self._intake.rewrite_and_append(message)
                 topic.messages_in += 1
                 topic.bytes_in += len(record.body) + stored.properties_bytes + topic.record_bytes
-        self.end(transaction, outcome)
+        self.append_end(transaction, outcome)
         counts = self.committed if outcome == COMMITTED else self.rolled_back
         counts[name] = counts.get(name, 0) + 1
 
-    def end(self, transaction: OpenTransaction, outcome: int) -> None:
-        """Write the op, right behind the message if there is one."""
+    def append_end(self, transaction: OpenTransaction, outcome: int) -> None:
+        """Append the op that ends a transaction, and remember its `outcome`.
+
+        The message of a commit, or of an abandoned transaction, must have been appended right
+        before. If the group commit fails, the transaction is open again. Raises StoreError.
+        """
         newest = transaction.copy_offset
         self._append_op(transaction.offset if newest is None else newest)
         transaction.is_ending = True
         key = (transaction.unique_id, transaction.digest)
-        self._decided[key] = outcome
-        if len(self._decided) > REMEMBERED:
-            self._decided.popitem(last=False)
+        self._outcomes[key] = outcome
+        if len(self._outcomes) > OUTCOMES_MAX:
+            self._outcomes.popitem(last=False)
 
         def undo() -> None:
             transaction.is_ending = False
-            self._decided.pop(key, None)
-            self.table.plan(transaction, self._steady.now_ms() + self.interval_ms)
+            self._outcomes.pop(key, None)
+            self.table.schedule(transaction, self._steady.now_ms() + self.interval_ms)
 
         self._group_commit.commit_internal(undo)
 
     def _append_op(self, offset: int) -> None:
+        """Append an op for the prepared message at `offset`. The caller schedules the commit."""
         now_ms, host = self._clock.now_ms(), self._settings.store_host
+        # Positional: the writer is a compiled function that is called for every message.
         self._store.writer.append(
             OP_TOPIC, 0, b"%d" % offset, OP_PROPERTIES, OP_TAG_CODE, 0, 0, now_ms, host, host
         )
 
-    def copy(self, transaction: OpenTransaction, record: Record, checks: int) -> None:
-        """The message once more, at the end of its queue; asked about when it can be seen, if it
-        has one check more. Raises StoreError."""
-        properties = properties_of(record)
-        if checks:
-            properties[CHECK_TIMES] = str(checks)
+    def append_copy(self, transaction: OpenTransaction, record: Record, check_count: int) -> None:
+        """Append a copy of a transaction's message to the half queue.
+
+        The copy carries `check_count`. If that is greater than the transaction's count, a check is
+        sent when the copy becomes visible. Raises StoreError.
+        """
+        properties = original_properties(record)
+        if check_count:
+            properties[CHECK_TIMES] = str(check_count)
         properties[FIRST_OFFSET] = str(transaction.first_offset)
-        stored = self._intake.append(draft_of(record, HALF_TOPIC, 0, properties))
+        stored = self._intake.append(copy_prepared_to(record, HALF_TOPIC, 0, properties))
         transaction.copy_offset = stored.queue_offset
-        transaction.wants_check = checks > transaction.checks
+        transaction.is_check_pending = check_count > transaction.check_count
 
         def undo() -> None:
             transaction.copy_offset = None
-            transaction.wants_check = False
+            transaction.is_check_pending = False
 
         self._group_commit.commit_internal(undo)
 
     # -------------------------------------------------------------------- what has become visible
 
-    def _follow(self, _queue_id: int = 0) -> None:
-        """One of the two queues has grown. Prepared messages first: what ends now may have begun
-        just now."""
-        table = self.table
-        for message in self.reader.prepared(table.half_next):
-            transaction = self._add(message)
-            if transaction.wants_check and transaction.copy_offset is None:
-                transaction.wants_check = False
-                record = self.reader.record(transaction.physical_offset)
-                if record is not None and not transaction.is_ending:
-                    self.check_back.ask(transaction, record)
-        for offset, offsets in self.reader.ops(table.op_next):
-            table.op(offset, offsets)
-            for done in offsets:
-                if (known := self._giving_up.pop(done, None)) is not None:
-                    self._given_up(known)
-        self.mark_superseded()
+    def _read_visible(self, _queue_id: int = 0) -> None:
+        """Add the messages and ops that have become visible to the table.
 
-    def _add(self, message: Prepared) -> OpenTransaction:
+        Prepared messages are read before ops, because the op of a transaction may become visible
+        together with its message.
+        """
+        table = self.table
+        for message in self.reader.iter_prepared(table.next_half_offset):
+            transaction = self._add(message)
+            if transaction.is_check_pending and transaction.copy_offset is None:
+                transaction.is_check_pending = False
+                record = self.reader.read_record(transaction.physical_offset)
+                if record is not None and not transaction.is_ending:
+                    self.checker.send_check(transaction, record)
+        for offset, offsets in self.reader.iter_ops(table.next_op_offset):
+            table.add_op(offset, offsets)
+            for done in offsets:
+                if (abandoned := self._abandoned.pop(done, None)) is not None:
+                    self._report_abandoned(abandoned)
+        self.append_ops_of_superseded()
+
+    def _add(self, message: PreparedMessage) -> OpenTransaction:
+        """Add a visible prepared message to the table, and schedule its transaction."""
         transaction, old_offset = self.table.add(message)
         if old_offset is not None:
             self._superseded.append(old_offset)
         is_own_copy = transaction.copy_offset == message.offset
         if is_own_copy:
             transaction.copy_offset = None
-        if is_own_copy and not transaction.wants_check:
-            due_ms = transaction.due_ms  # carried, not checked
-        elif message.checks:
-            due_ms = self._after(message.stored_ms, self.interval_ms)
+        if is_own_copy and not transaction.is_check_pending:
+            due_ms = transaction.due_ms  # The message was carried forward, not checked.
+        elif message.check_count:
+            due_ms = self._due_after(message.stored_ms, self.interval_ms)
         else:
             wait_ms = message.immunity_ms
             if wait_ms is None:
                 wait_ms = self._settings.broker.transaction_timeout_ms
-            due_ms = self._after(message.began_ms, wait_ms)
-        self.table.plan(transaction, due_ms)
+            due_ms = self._due_after(message.started_ms, wait_ms)
+        self.table.schedule(transaction, due_ms)
         return transaction
 
-    def _after(self, stored_ms: int, wait_ms: int) -> int:
-        """`wait_ms` after a store time, on the steady clock. A store time in the future was
-        written before the wall clock was set back: then the wait begins now."""
+    def _due_after(self, stored_ms: int, wait_ms: int) -> int:
+        """Return the time of the steady clock that is `wait_ms` after a store time.
+
+        A store time in the future was written before the wall clock was set back. Then the wait
+        begins now.
+        """
         age_ms = max(self._clock.now_ms() - stored_ms, 0)
         return self._steady.now_ms() - age_ms + wait_ms
 
-    def mark_superseded(self) -> None:
-        """Ops for the messages that newer ones of their transactions have superseded."""
+    def append_ops_of_superseded(self) -> None:
+        """Append ops for superseded messages. If that fails, the next call tries it again."""
         offsets, self._superseded = self._superseded, []
         if not offsets:
             return
@@ -435,105 +511,122 @@ class Transactions:
                 self._append_op(offset)
         except StoreError as error:
             self._superseded += offsets
-            log.warning("superseded half messages are marked later: %s", error)
+            log.warning("cannot mark superseded half messages as done, retrying: %s", error)
             return
         self._group_commit.commit_internal(lambda: self._superseded.extend(offsets))
 
-    # ------------------------------------------------------------------------------ how far it is
+    # -------------------------------------------------------------------------------- progress
 
     @property
     def interval_ms(self) -> int:
-        """Between two checks of a transaction."""
+        """The time between two checks of a transaction (transactionCheckInterval)."""
         return self._settings.broker.transaction_check_interval_ms
 
-    def note_progress(self) -> None:
-        """Hand on how far the queues are done, as far as that is safe."""
-        half_low = self.table.half_low
-        low = {HALF_TOPIC: half_low, OP_TOPIC: self.table.op_low(half_low)}
-        has_moved = any(progress.value != low[name] for name, progress in self._progress.items())
+    def commit_progress(self) -> None:
+        """Commit the offsets before which both queues are done, as far as the log is on disk."""
+        half_offset = self.table.lowest_half_offset
+        lowest = {
+            HALF_TOPIC: half_offset,
+            OP_TOPIC: self.table.find_lowest_op_offset(half_offset),
+        }
+        has_moved = any(progress.value != lowest[name] for name, progress in self._progress.items())
         for topic, progress in self._progress.items():
             if has_moved:
-                progress.advance(low[topic], self._store.written_offset)
-            safe = progress.durable_value(self._store.synced_offset)
-            if safe > max(self._offsets.committed(TRANSACTION_GROUP, topic, 0), 0):
-                self._offsets.commit(TRANSACTION_GROUP, topic, 0, safe)
+                progress.advance(lowest[topic], self._store.written_offset)
+            durable = progress.durable_value(self._store.synced_offset)
+            if durable > max(self._offsets.committed(TRANSACTION_GROUP, topic, 0), 0):
+                self._offsets.commit(TRANSACTION_GROUP, topic, 0, durable)
 
-    # ------------------------------------------------------------------------ what time demands
+    # --------------------------------------------------------------------------- timed work
 
-    def run(self) -> None:
-        """One slice."""
-        if not self.is_on:
+    def run_slice(self) -> None:
+        """Check the transactions that are due and carry old messages forward, for one slice.
+
+        If the store cannot be written, log it, and try it again in a later slice.
+        """
+        if not self.is_running:
             return
         try:
-            self.mark_superseded()
+            self.append_ops_of_superseded()
             work = TimeSlice(self._steady, SLICE_S, SLICE_TRANSACTIONS)
             while not work.is_over and (one := self.table.pop_due(work.now_ms)) is not None:
-                # Whatever comes of it now: not again before the next time.
-                self.table.plan(one, work.now_ms + self.interval_ms)
+                # Scheduled first, so that the next attempt is an interval away in any case.
+                self.table.schedule(one, work.now_ms + self.interval_ms)
                 if one.copy_offset is None:
                     self._check(one)
                 work.count_done()
-            self._carry()
-            self._complaint = ""
+            self._carry_forward()
+            self._logged_error = ""
         except StoreError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                log.error("transactions wait to be checked: %s", error)
-        self.note_progress()
+            if str(error) != self._logged_error:
+                self._logged_error = str(error)
+                log.error("cannot check transactions, retrying: %s", error)
+        self.commit_progress()
 
     def stop(self) -> None:
-        """Ask nobody any more."""
-        self.note_progress()
-        self.is_on = False
+        """Commit the progress, and stop checking transactions."""
+        self.commit_progress()
+        self.is_running = False
         for topic in (HALF_TOPIC, OP_TOPIC):
             self._group_commit.topic_listeners.pop(topic, None)
 
     def _check(self, transaction: OpenTransaction) -> None:
-        record = self.reader.record(transaction.physical_offset)
+        """Check a transaction that is due, or abandon it. Raises StoreError."""
+        record = self.reader.read_record(transaction.physical_offset)
         if record is None:
-            self.lost += 1
+            self.lost_count += 1
             log.error(
-                "the half message of transaction %s is deleted, undecided: raise fileReservedTime",
+                "the half message of transaction %s was deleted before the transaction was "
+                "decided. Increase fileReservedTime",
                 transaction.unique_id,
-            )  # fmt: skip
-            self.end(transaction, GIVEN_UP)
-            return
-        self.check_back.overdue(transaction, record)
-        age_ms = self._clock.now_ms() - transaction.began_ms
-        kept_ms = self._settings.store.file_reserved_hours * _HOUR_MS
-        if transaction.checks >= self._settings.broker.transaction_check_max or age_ms > kept_ms:
-            self._topics.ensure(CHECK_MAX_TOPIC, 1)
-            self._intake.append(draft_of(record, CHECK_MAX_TOPIC, 0, properties_of(record)))
-            self._giving_up[transaction.offset] = GivenUp(
-                record.get_text(UNIQ_KEY),
-                record.get_text(PRODUCER_GROUP),
-                record.get_text(REAL_TOPIC),
-                transaction.checks,
-                age_ms,
             )
-            self.end(transaction, GIVEN_UP)
-        elif self.check_back.choose(record.get_text(PRODUCER_GROUP)) is not None:
-            self.copy(transaction, record, transaction.checks + 1)
+            self.append_end(transaction, ABANDONED)
+            return
 
-    def _given_up(self, known: GivenUp) -> None:
-        self.given_up += 1
+        self.checker.note_unanswered(transaction, record)
+        age_ms = self._clock.now_ms() - transaction.started_ms
+        retention_ms = self._settings.store.file_reserved_hours * _HOUR_MS
+        check_max = self._settings.broker.transaction_check_max
+        if transaction.check_count >= check_max or age_ms > retention_ms:
+            self._topics.ensure(CHECK_MAX_TOPIC, 1)
+            properties = original_properties(record)
+            self._intake.append(copy_prepared_to(record, CHECK_MAX_TOPIC, 0, properties))
+            self._abandoned[transaction.offset] = AbandonedTransaction(
+                unique_id=record.get_text(UNIQ_KEY),
+                group=record.get_text(PRODUCER_GROUP),
+                topic=record.get_text(REAL_TOPIC),
+                check_count=transaction.check_count,
+                age_ms=age_ms,
+            )
+            self.append_end(transaction, ABANDONED)
+        elif self.checker.choose_member(record.get_text(PRODUCER_GROUP)) is not None:
+            self.append_copy(transaction, record, transaction.check_count + 1)
+
+    def _report_abandoned(self, transaction: AbandonedTransaction) -> None:
+        """Log and count an abandoned transaction, and call the hooks."""
+        self.abandoned_count += 1
         log.error(
-            "transaction %s of producer group %s for topic %s is given up after %d checks in "
-            "%.0f s: its message is kept in %s",
-            known.unique_id, known.group, known.topic, known.checks, known.age_ms / 1000,
+            "transaction %s of producer group %s for topic %s is abandoned after %d checks in "
+            "%.0f s: its message was moved to %s",
+            transaction.unique_id,
+            transaction.group,
+            transaction.topic,
+            transaction.check_count,
+            transaction.age_ms / 1000,
             CHECK_MAX_TOPIC,
-        )  # fmt: skip
-        for listener in self.on_given_up:
+        )
+        for hook in self.on_given_up:
             try:
-                listener(known)
-            except Exception:  # somebody else's code: the broker goes on
-                log.exception("a hook for transactions that are given up failed")
+                hook(transaction)
+            except Exception:  # the hook is the application's code
+                log.exception("a hook for abandoned transactions failed")
 
-    def _carry(self) -> None:
+    def _carry_forward(self) -> None:
+        """Append copies of messages that are far behind the end of the half queue."""
         table = self.table
-        limit = table.half_next - max(WINDOW_MESSAGES, 4 * len(table))
-        stragglers = takewhile(lambda transaction: transaction.offset < limit, table)
-        for transaction in list(islice(stragglers, SLICE_TRANSACTIONS)):
-            record = self.reader.record(transaction.physical_offset)
+        limit = table.next_half_offset - max(WINDOW_MESSAGES, 4 * len(table))
+        old = takewhile(lambda transaction: transaction.offset < limit, table)
+        for transaction in list(islice(old, SLICE_TRANSACTIONS)):
+            record = self.reader.read_record(transaction.physical_offset)
             if record is not None and transaction.copy_offset is None and not transaction.is_ending:
-                self.copy(transaction, record, transaction.checks)
+                self.append_copy(transaction, record, transaction.check_count)

@@ -488,11 +488,11 @@ async def start_broker(
     """
     warn_if_exposed(*key_files(config))
     if config.consensus and not read_only:
+        from sluicemq.broker.failover.broker_replica import run_replica  # noqa: PLC0415 - few have replicas
         from sluicemq.broker.failover.etcd import Etcd  # noqa: PLC0415 - few have replicas
-        from sluicemq.broker.failover.replica import replicated  # noqa: PLC0415 - as above
 
-        consensus = Etcd.of(config)
-        _, server = await servers.enter_async_context(replicated(config, store, consensus))
+        consensus = Etcd.from_config(config)
+        _, server = await servers.enter_async_context(run_replica(config, store, consensus))
     else:
         from sluicemq.broker.server import Broker  # noqa: PLC0415 - not for name servers
 

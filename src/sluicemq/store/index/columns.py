@@ -1,24 +1,26 @@
-"""The keys of many records at once, and the slots of an index file, as columns (NumPy).
+"""The keys of many records at once, and the slots of an index file, as NumPy columns.
 
-What `hashes` does singly, a thousandfold: only the properties are looked at, never the bodies. Each
-row's properties are copied into a row of a matrix, with a separator 0x02 behind the last one and
-zeros after it:
+`record.codec.keyed_hashes` finds the keys of one record; this module does the same for thousands.
+It examines only the properties, never the bodies. The properties of each record are copied into one
+row of a matrix, followed by a separator (0x02) and zeros:
 
     matrix    a=1 2 UNIQ_KEY=7F00… 2 KEYS=k1 k2 2 0 0 0
-    separators of the flat matrix -> properties begin behind them -> the first 8 bytes say which
-    are UNIQ_KEY or KEYS -> intervals of keys, words of KEYS split at spaces
 
-Java's string hash of `topic#key` follows from the hashes of `topic#` and of the key, which
-`record.table.java_hashes` finds. Rows that are not common (very long properties, text beyond ASCII)
-go the scalar way, alone. A batch on its way into the log may have the table of its properties
-already (`columns_of_batch`): then its keys are found without a look at the log.
+The separators of the flat matrix give the beginnings of all properties. The first 8 bytes of each
+property tell UNIQ_KEY and KEYS from the others. That gives the intervals of the keys in the matrix;
+the value of KEYS is split into words at spaces.
 
-Slots (slot -> number of its newest entry) are an anonymous array of 4 bytes a slot (20 MB with
-RocketMQ's default of 5,000,000), of which the system provides only the pages that are touched.
-Entries of a batch are linked in columns: sorted by slot, each entry's predecessor is its neighbour,
-or what the slot held before. Slots are derived: entries say their hashes, so `restore` builds them
-again, whatever a crash left in the file. What changed is remembered by blocks, and written when the
-index is flushed.
+The Java string hash of `topic#key` is computed from the hashes of `topic#` and of the key, which
+`record.table.java_hashes` computes. Rows with very long properties or with text beyond ASCII are
+*odd*: they are handed to `keyed_hashes`. A batch that is just being appended may already have the
+table of its properties. Then its keys are found without reading the log (`key_columns_of_batch`).
+
+Slots (slot -> number of its newest entry) are an anonymous array of 4 bytes a slot (20 MB for
+RocketMQ's default of 5,000,000). The system provides memory only for the pages that are touched.
+The entries of a batch are linked as columns: sorted by slot, the predecessor of an entry is its
+neighbour, or the entry that the slot had before. Slots are derived from entries, which have their
+hashes, so `Slots.rebuild` restores them whatever a crash has left in the file. Changed blocks of
+slots are noted, and written when the index is flushed.
 """
 
 import logging
@@ -32,8 +34,8 @@ from numpy.typing import NDArray
 
 from sluicemq import engine
 from sluicemq.model.ids import java_hash
-from sluicemq.record.batch_columns import Columns as Batch
-from sluicemq.record.codec import HASH_MIN, ROLLBACK, keyed_hashes
+from sluicemq.record.batch_columns import BatchColumns as Batch
+from sluicemq.record.codec import HASH_MIN, ROLLBACK, hash_keys
 from sluicemq.record.layout import BLANK, INDEX_ENTRY, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
 from sluicemq.record.table import (
     POWERS,
@@ -41,9 +43,9 @@ from sluicemq.record.table import (
     Mask,
     Positions,
     Records,
+    find_leading_starts,
     gather,
     java_hashes,
-    leading_starts,
     rows_at,
 )
 from sluicemq.store.log import BLANK_BYTES
@@ -51,10 +53,14 @@ from sluicemq.store.log import BLANK_BYTES
 logger = logging.getLogger(__name__)
 
 PROPERTIES_BYTES_MAX: Final = 1024
-"""Longer properties would make the matrix too wide: such rows go the scalar way."""
+"""The size of properties from which on a row is odd, because it would make the matrix too wide."""
+
 ROWS_MIN: Final = 24
-"""For fewer records the plain way is faster: setting up columns costs a hundred microseconds."""
+"""The number of records from which on columns are faster. Setting them up takes 100 µs."""
+
 _FAST_BYTES: Final = 1 << 14
+"""The number of bytes from which on record starts are found with NumPy."""
+
 _LOOK_BYTES: Final = 8
 _UNIQUE_NAME: Final = int(np.frombuffer(b"UNIQ_KEY", "<u8")[0])
 _KEYS_NAME: Final = struct.unpack("<Q", b"KEYS\x01\0\0\0")[0]
@@ -63,31 +69,44 @@ _UNIQUE: Final = b"UNIQ_KEY\x01"
 _NAMES: Final = (_UNIQUE, b"KEYS\x01")
 _unpack_begin: Final = BLANK.struct.unpack_from
 BLOCK_SLOTS: Final = 1024
+"""The number of slots in a block, the unit in which changes are noted and written."""
+
 STEP_SLOTS: Final = 1 << 18
+"""The number of slots that one step of `Slots.load` reads."""
+
 STEP_ENTRIES: Final = 1 << 16
+"""The number of entries that one step of `Slots.rebuild` reads."""
+
 ENTRY_TYPE: Final = INDEX_ENTRY.dtype
 Numbers = NDArray[np.int32]
 
 
-class Columns(NamedTuple):
-    """One row a key: its hash, the number of its record (in `starts`), the record's store time."""
+class KeyColumns(NamedTuple):
+    """The keys of some records, one row for each key."""
 
     hashes: Numbers
+    """The hash of the topic and key, as the index stores it."""
     records: Positions
+    """The number of the key's record among the records. It never decreases from row to row."""
     times_ms: Positions
+    """The store time of the key's record."""
 
-    def part(self, start: int, count: int) -> "Columns":
-        """`count` rows from `start` on, fewer at the end."""
+    def slice_rows(self, start: int, count: int) -> "KeyColumns":
+        """Return `count` rows from `start` on, or fewer at the end."""
         end = start + count
-        return Columns(self.hashes[start:end], self.records[start:end], self.times_ms[start:end])
+        return KeyColumns(self.hashes[start:end], self.records[start:end], self.times_ms[start:end])
 
 
-def walk(view: memoryview, at: int, stop: int) -> tuple[Positions, int]:
-    """Starts of the records in a log file from `at` on, up to the first that begins at `stop` or
-    behind; and where the walk ended: the end of the file behind its blank record."""
+def find_record_starts(view: memoryview, at: int, stop: int) -> tuple[Positions, int]:
+    """Return the indexes at which the records of a log file begin, and the index after them.
+
+    `view` is the file, and a record begins at index `at`. The records that begin before `stop` are
+    found. After a blank record, or bytes that are not a record, the second result is the end of the
+    file.
+    """
     found = np.empty(0, np.int64)
     if stop - at >= _FAST_BYTES:
-        found = leading_starts(np.frombuffer(view[at:stop], np.uint8)) + at
+        found = find_leading_starts(np.frombuffer(view[at:stop], np.uint8)) + at
         if len(found):
             at = int(found[-1])
             at += _unpack_begin(view, at)[0]
@@ -100,48 +119,59 @@ def walk(view: memoryview, at: int, stop: int) -> tuple[Positions, int]:
             at += size
         else:
             if magic != MAGIC_BLANK:
-                logger.warning("no record begins at %d of a log file: its rest is not indexed", at)
+                logger.warning(
+                    "no record begins at offset %d of a log file; not indexing its rest",
+                    at,
+                )
             end = limit
     end = end or (at if at >= stop else limit)
     return (np.append(found, starts).astype(np.int64) if starts else found), end
 
 
-def read(view: memoryview, at: int, stop: int) -> tuple[Columns, Positions, int]:
-    """The keys of the records in a log file from `at` on, where those begin, and where it ended:
-    see `walk`."""
+def read_keys(view: memoryview, at: int, stop: int) -> tuple[KeyColumns, Positions, int]:
+    """Return the keys of the records in a log file, from index `at` on.
+
+    The other results are those of `find_record_starts`. Uses compiled code if it is installed.
+    """
     found = None if engine.keys is None else engine.keys.read(view, at, stop)
     if found is None:
-        starts, end = walk(view, at, stop)
-        return columns_of(view, starts), starts, end
+        starts, end = find_record_starts(view, at, stop)
+        return key_columns_at(view, starts), starts, end
     begins, end, hashes, records, times_ms = found
     numbers = (np.frombuffer(column, np.int64) for column in (records, times_ms))
-    columns = Columns(np.frombuffer(hashes, np.int32), *numbers)
+    columns = KeyColumns(np.frombuffer(hashes, np.int32), *numbers)
     return columns, np.frombuffer(begins, np.int64), end
 
 
-def columns_of(view: memoryview, starts: Positions) -> Columns:
-    """The keys of the records at `starts`, in order. The records are whole and checked."""
-    return (plain_columns if len(starts) < ROWS_MIN else key_columns)(view, starts)
+def key_columns_at(view: memoryview, starts: Positions) -> KeyColumns:
+    """Return the keys of the records at the indexes `starts` of a log file.
+
+    The records must be complete and valid.
+    """
+    return (scalar_key_columns if len(starts) < ROWS_MIN else vectorized_key_columns)(view, starts)
 
 
-def plain_columns(view: memoryview, starts: Positions) -> Columns:
-    """One record at a time."""
-    found = [keyed_hashes(view, start) for start in starts.tolist()]
+def scalar_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
+    """Return the keys of records as `key_columns_at` does, one record at a time."""
+    found = [hash_keys(view, start) for start in starts.tolist()]
     counts = [len(one.hashes) for one in found]
-    return Columns(
+    return KeyColumns(
         np.array([value for one in found for value in one.hashes], np.int32),
         np.repeat(np.arange(len(found)), counts),
         np.repeat(np.array([one.store_time_ms for one in found], np.int64), counts),
     )
 
 
-def key_columns(view: memoryview, starts: Positions) -> Columns:
-    """The same in columns, for at least one record."""
+def vectorized_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
+    """Return the keys of records as `key_columns_at` does, with columns.
+
+    `starts` must not be empty.
+    """
     last = int(starts[-1])
     raw = np.frombuffer(view[int(starts[0]) : last + _unpack_begin(view, last)[0]], np.uint8)
     records = Records(raw, starts - starts[0])
-    # Without keys to index are those that were rolled back, and whose lengths do not agree.
-    is_keyed = records.good & (records.sys_flag & ROLLBACK != ROLLBACK)
+    # Records that were rolled back, and those whose lengths disagree, have no keys to index.
+    is_keyed = records.valid & (records.sys_flag & ROLLBACK != ROLLBACK)
     sizes = np.where(is_keyed, records.property_lengths, 0)
     is_odd = sizes > PROPERTIES_BYTES_MAX
     rows = np.flatnonzero((sizes > 0) & ~is_odd)
@@ -161,18 +191,22 @@ def key_columns(view: memoryview, starts: Positions) -> Columns:
         odd = [
             (record, value)
             for record in np.flatnonzero(is_odd).tolist()
-            for value in keyed_hashes(view, int(starts[record])).hashes
+            for value in hash_keys(view, int(starts[record])).hashes
         ]
         added = np.array(odd, np.int64).reshape(-1, 2)
         numbers = np.concatenate((numbers, added[:, 0]))
         signed = np.concatenate((signed, added[:, 1].astype(np.int32)))
         order = np.argsort(numbers, kind="stable")
         numbers, signed = numbers[order], signed[order]
-    return Columns(signed, numbers, records.number("store_time")[numbers])
+    return KeyColumns(signed, numbers, records.field("store_time")[numbers])
 
 
-def columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> Columns | None:
-    """The keys of a batch that is being stored, None when the log has to say."""
+def key_columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> KeyColumns | None:
+    """Return the keys of a batch that is appended at `stored_ms`.
+
+    Return None if they must be read from the log: the batch has no table of its properties, or a
+    message in it is not plain.
+    """
     table = batch.table
     if table is None or any(name in batch.behind for name in _NAMES):
         return None
@@ -181,9 +215,9 @@ def columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> Columns | None
     rows = np.arange(len(table))
     found = []
     for name in _NAMES:
-        turn = table.turn_of(name[:-1])
+        turn = table.index_of(name[:-1])
         if turn is not None:
-            starts, ends = table.values(turn)
+            starts, ends = table.value_bounds(turn)
             if (starts == ends).any():
                 return None
             found.append(_Keys(rows, starts, ends))
@@ -194,44 +228,54 @@ def columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> Columns | None
     hashes, is_bad = _hashes(table.flat, keys, prefix)
     if is_bad.any():
         return None
-    return Columns(_signed(hashes), keys.rows, np.full(len(hashes), stored_ms))
+    return KeyColumns(_signed(hashes), keys.rows, np.full(len(hashes), stored_ms))
 
 
 class _Keys(NamedTuple):
-    """Intervals of keys in a flat matrix, and the row of each."""
+    """The intervals of keys in a flat matrix."""
 
     rows: Positions
+    """The row of each key."""
     starts: Positions
+    """The index at which each key begins."""
     ends: Positions
+    """The index after each key."""
 
 
 @lru_cache(1 << 14)
 def _prefix(topic: str) -> int:
-    """The hash of what stands before a key, as an unsigned number."""
+    """Return the Java hash of `topic#`, which precedes a key, as an unsigned number."""
     return java_hash(f"{topic}#") & 0xFFFFFFFF
 
 
 def _hashes(
     flat: Bytes, keys: _Keys, prefixes: NDArray[np.uint32]
 ) -> tuple[NDArray[np.uint32], Mask]:
-    """The hashes of keys behind their prefixes, and which of them the scalar way has to find."""
+    """Return the hashes of keys that follow `prefixes`, and which keys are odd.
+
+    The hash of an odd key is not valid.
+    """
     sizes = keys.ends - keys.starts
     hashes, is_odd = java_hashes(flat, keys.starts, sizes)
     return hashes + prefixes * POWERS[np.minimum(sizes, len(POWERS) - 1)], is_odd
 
 
 def _signed(hashes: NDArray[np.uint32]) -> Numbers:
-    """As the index has them: never negative."""
+    """Return hashes as the index stores them: their absolute values, as signed numbers."""
     found = np.abs(hashes.astype(np.int32))
     found[found == HASH_MIN] = 0
     return np.asarray(found)
 
 
-def _find_keys(raw: Bytes, places: Positions, sizes: Positions) -> tuple[Bytes, _Keys]:
-    """The properties as rows of one width, flat, each closed by a separator with zeros behind it;
-    and the intervals of all keys: of each row the unique key first, then the words of KEYS."""
-    width = int(sizes.max()) + 1 + _LOOK_BYTES  # the closing separator, and room to look
-    matrix = rows_at(raw, places, width)
+def _find_keys(raw: Bytes, starts_in_raw: Positions, sizes: Positions) -> tuple[Bytes, _Keys]:
+    """Return the flat matrix of properties, and the intervals of all keys in it.
+
+    The properties of row i are the `sizes[i]` bytes at index `starts_in_raw[i]`. The keys of a row
+    are its unique key, then the words of KEYS.
+    """
+    # One byte for the closing separator, and room to read 8 bytes from the last property on.
+    width = int(sizes.max()) + 1 + _LOOK_BYTES
+    matrix = rows_at(raw, starts_in_raw, width)
     flat = np.zeros(matrix.size + _LOOK_BYTES, np.uint8)
     filled = flat[: matrix.size].reshape(matrix.shape)
     np.multiply(matrix, np.arange(width) < sizes[:, np.newaxis], out=filled)
@@ -252,21 +296,21 @@ def _find_keys(raw: Bytes, places: Positions, sizes: Positions) -> tuple[Bytes, 
 
 
 def _merged(first: _Keys, rest: _Keys) -> _Keys:
-    """Both, by rows."""
+    """Return the keys of both, sorted by row. Within a row those of `first` come first."""
     joined = _Keys(*map(np.concatenate, zip(first, rest, strict=True)))
     order = np.argsort(joined.rows, kind="stable")
     return _Keys(joined.rows[order], joined.starts[order], joined.ends[order])
 
 
 def _last_of_row(keys: _Keys) -> _Keys:
-    """Of a property that stands twice the last one counts, as in a map that is filled in turn."""
+    """Return only the last key of each row. A repeated property counts with its last value."""
     rows = keys.rows
     last = np.append(rows[1:] != rows[:-1], True)[: len(rows)]
     return keys if last.all() else _Keys(rows[last], keys.starts[last], keys.ends[last])
 
 
 def _split(flat: Bytes, keys: _Keys) -> _Keys:
-    """Words between spaces; two spaces in a row make none."""
+    """Return the words of each key, which are separated by spaces. Empty words are skipped."""
     spaces = np.flatnonzero(flat == 32)
     at = np.searchsorted(keys.starts, spaces, side="right") - 1
     spaces = spaces[(at >= 0) & (spaces < keys.ends[at])]
@@ -282,17 +326,21 @@ def _split(flat: Bytes, keys: _Keys) -> _Keys:
 # --- slots
 
 
-class Linked(NamedTuple):
-    """What a batch of entries would change: see `Slots.link`."""
+class SlotLinks(NamedTuple):
+    """The links of new entries, and the changes of slots that they cause (`Slots.link`)."""
 
     previous: Numbers
+    """For each new entry, the number of the previous entry of its slot, or 0."""
     slots: Numbers
+    """The slots that change."""
     newest: Numbers
+    """The new value of each of these slots."""
     used: int
+    """The number of slots that had no entry before."""
 
 
 class Slots:
-    """The slots of one file. Values are entry numbers, 0 where there is none."""
+    """The slots of one index file: for each slot the number of its newest entry, or 0."""
 
     def __init__(self, count: int) -> None:
         self._newest = np.zeros(count, np.int32)
@@ -301,9 +349,11 @@ class Slots:
     def __getitem__(self, slot: int) -> int:
         return int(self._newest[slot])
 
-    def link(self, hashes: Numbers, first: int) -> Linked:
-        """Entries `first`, `first` + 1, … with these hashes: their predecessors, and what the slots
-        will say. Changes nothing before `take`."""
+    def link(self, hashes: Numbers, first: int) -> SlotLinks:
+        """Return the links of new entries with these hashes, whose numbers begin with `first`.
+
+        The slots change only when the result is passed to `apply`.
+        """
         newest = self._newest
         slots = hashes % np.int32(len(newest))
         order = np.argsort(slots, kind="stable")
@@ -317,56 +367,65 @@ class Slots:
         previous = np.empty_like(before)
         previous[order] = before
         is_last = np.append(is_head[1:], True)
-        return Linked(previous, ordered[is_last], numbers[is_last], used)
+        return SlotLinks(previous, ordered[is_last], numbers[is_last], used)
 
-    def take(self, linked: Linked) -> None:
-        """Make what `link` found true."""
-        self._newest[linked.slots] = linked.newest
-        self._dirty[linked.slots // BLOCK_SLOTS] = True
+    def apply(self, links: SlotLinks) -> None:
+        """Change the slots as `link` has returned it."""
+        self._newest[links.slots] = links.newest
+        self._dirty[links.slots // BLOCK_SLOTS] = True
 
     # --- from and to the file
 
     def load(self, stored: memoryview, count: int) -> Iterator[None]:
-        """Take the slots as a file says, in steps; a number that no entry has counts as none."""
+        """Set the slots from the bytes of a file with `count` entries, including entry 0.
+
+        The number of an entry that does not exist counts as 0. The work is done while iterating.
+        """
         values = np.frombuffer(stored, ">i4")
         for start in range(0, len(values), STEP_SLOTS):
             part = values[start : start + STEP_SLOTS]
-            if part.any():  # untouched pages of the array stay untouched
+            if part.any():  # else pages of the array would be touched for nothing
                 good = (part > 0) & (part < count)
                 self._newest[start : start + STEP_SLOTS] = np.where(good, part, 0)
             yield
 
-    def restore(self, entries: memoryview) -> Iterator[None]:
-        """Build the slots from all entries (the first of them has number 1), in steps."""
+    def rebuild(self, entries: memoryview) -> Iterator[None]:
+        """Set the slots from all entries of a file, the first of which has number 1.
+
+        The work is done while iterating.
+        """
         hashes = np.frombuffer(entries, ENTRY_TYPE)["hash"]
         for start in range(0, len(hashes), STEP_ENTRIES):
             part = hashes[start : start + STEP_ENTRIES].astype(np.int32) & np.int32(0x7FFFFFFF)
             slots = part % np.int32(len(self._newest))
-            # Of equal slots the last assignment stays: the newest entry.
+            # If a slot occurs several times, the last assignment counts, which is the newest entry.
             self._newest[slots] = np.arange(start + 1, start + 1 + len(part), dtype=np.int32)
             yield
         self._dirty[:] = True
 
-    def used(self) -> int:
-        """How many slots have an entry."""
+    def count_used(self) -> int:
+        """Return how many slots have an entry."""
         return int(np.count_nonzero(self._newest))
 
-    def changed(self) -> Iterator[tuple[int, bytes]]:
-        """(first slot, bytes for the file) of each run of changed blocks."""
+    def iter_changed(self) -> Iterator[tuple[int, bytes]]:
+        """Yield each run of changed blocks as (first slot, bytes for the file).
+
+        The last block may have more slots than the file.
+        """
         dirty = np.flatnonzero(self._dirty)
         for run in np.split(dirty, np.flatnonzero(np.diff(dirty) != 1) + 1) if len(dirty) else ():
             start, end = int(run[0]) * BLOCK_SLOTS, (int(run[-1]) + 1) * BLOCK_SLOTS
             yield start, self._newest[start:end].astype(">i4").tobytes()
 
-    def written(self) -> None:
-        """All that `changed` gave is in the file."""
+    def mark_written(self) -> None:
+        """Note that everything that `iter_changed` has yielded is written."""
         self._dirty[:] = False
 
 
-def entries_bytes(
+def encode_entries(
     hashes: Numbers, offsets: NDArray[np.int64], seconds: NDArray[np.int64], previous: Numbers
 ) -> bytes:
-    """Entries as they stand in the file."""
+    """Return entries as the file stores them. Seconds are limited to 31 bits."""
     entries = np.empty(len(hashes), ENTRY_TYPE)
     entries["hash"] = hashes
     entries["position"] = offsets

@@ -1,13 +1,16 @@
-"""One file of the key index, byte for byte as RocketMQ has it (spec/store.md §4), big-endian:
+"""One file of the key index, with the bytes that RocketMQ writes (spec/store.md §4).
 
-    header 40     | begin time 8 | end time 8 | begin offset 8 | end offset 8 | slots used 4 |
-                  | next entry's number 4 |            times in ms, offsets in the commit log
-    slots         4 bytes each: the number of the newest entry whose hash falls there, or 0
-    entries       20 bytes each: | hash 4 | offset 8 | seconds since begin 4 | previous entry 4 |
+All numbers are big-endian:
 
-Entry 0 is never used, so an empty file says 1 (or 0). Entries are only ever added, each batch with
-one pwrite; they say everything. Header and slots are written at a flush, in this order: entries,
-slots, header. Until then the file is a smaller index, but a right one.
+    header 40     | begin time 8 | end time 8 | begin position 8 | end position 8 | slots used 4 |
+                  | number of the next entry 4 |     times in ms, positions in the commit log
+    slots         4 bytes each: the number of the newest entry whose hash has this slot, or 0
+    entries       20 bytes each: | hash 4 | position 8 | seconds since begin 4 | previous entry 4 |
+
+Entry 0 is never used, so the header of an empty file has 1 (or 0) as the next number. Entries are
+only appended, each batch with one pwrite, and everything else can be rebuilt from them. Slots and
+header are written by a flush, in this order: entries, slots, header. Until then the file is a
+smaller index, but a correct one.
 """
 
 import struct
@@ -22,79 +25,109 @@ from sluicemq.store.segments import Segment
 
 if TYPE_CHECKING:
     from sluicemq.record.table import Positions
-    from sluicemq.store.index.columns import Columns, Slots
+    from sluicemq.store.index.columns import KeyColumns, Slots
 
 HEADER: Final = INDEX_HEADER.struct
 ENTRY: Final = INDEX_ENTRY.struct
 NAME_DIGITS: Final = 17
+"""The length of a file's name: the local time of its creation, as digits up to the ms."""
+
 SLOT_BYTES: Final = 4
 ENTRIES_PER_SLOT: Final = 4
-"""RocketMQ's defaults have four entries a slot: what is assumed of a file of unknown sizes."""
+"""The number of entries for each slot in RocketMQ's defaults. It is assumed for a file that does
+not have the configured size."""
+
 CHAIN_MAX: Final = 200_000
-"""Entries of one slot that a query looks at in one file: nothing may hold the loop."""
+"""The number of entries of one slot that a query examines in one file at most. The limit keeps a
+query from blocking the event loop."""
+
 _INT: Final = struct.Struct(">i")
 
 
 class Geometry(NamedTuple):
-    """How many slots, and how many entries including the unused entry 0."""
+    """The size of an index file, as its numbers of slots and entries."""
 
-    slots: int
-    entries: int
+    slot_count: int
+    entry_count: int
+    """The number of entries, including the unused entry 0."""
 
     @property
-    def entries_at(self) -> int:
-        return HEADER.size + SLOT_BYTES * self.slots
+    def entries_start(self) -> int:
+        """The offset of entry 0 in the file."""
+        return HEADER.size + SLOT_BYTES * self.slot_count
 
     @property
     def size_bytes(self) -> int:
-        return self.entries_at + ENTRY.size * self.entries
+        """The size of the file."""
+        return self.entries_start + ENTRY.size * self.entry_count
 
 
 def fit_geometry(path: str, size: int, configured: Geometry) -> Geometry:
-    """The geometry of a file that is there. Raises StoreDamagedError when it cannot be known."""
+    """Return the geometry of the existing file `path` with `size` bytes.
+
+    Raises StoreDamagedError if the size is neither that of the configured geometry nor of one with
+    RocketMQ's ratio of slots and entries.
+    """
     if size == configured.size_bytes:
         return configured
     slots, rest = divmod(size - HEADER.size, SLOT_BYTES + ENTRIES_PER_SLOT * ENTRY.size)
     if rest == 0 and slots > 0:
         return Geometry(slots, ENTRIES_PER_SLOT * slots)
     raise StoreDamagedError(
-        f"{path} has {size} bytes, but maxHashSlotNum={configured.slots} and"
-        f" maxIndexNum={configured.entries} make {configured.size_bytes}.",
-        fix="Set them to what the file was written with, or remove the directory index: it is"
-        " built again from the log.",
+        f"{path} has {size} bytes, but maxHashSlotNum={configured.slot_count} and"
+        f" maxIndexNum={configured.entry_count} require {configured.size_bytes}.",
+        fix="Set them to the values with which the file was written, or remove the directory"
+        " index: it is built again from the log.",
     )
 
 
 class IndexFile:
-    """An index file. `count` is the number that the next entry gets, 1 in an empty file."""
+    """One index file.
+
+    Its slots are in memory (`has_slots`) while entries may be added, and are read from the file
+    otherwise.
+    """
 
     def __init__(self, files: Files, path: str, geometry: Geometry) -> None:
+        """Describe an empty file. Callers use `open` or `create`."""
         self.path = path
         self.name = int(path.rpartition("/")[2])
         self.geometry = geometry
         self.begin_ms = self.end_ms = 0
+        """The store times of the first and last record that have an entry."""
         self.begin_offset = self.end_offset = 0
+        """The positions of the first and last record that have an entry."""
         self.slots_used = 0
-        self.count = 1
+        """The number of slots that have an entry."""
+        self.next_number = 1
+        """The number that the next entry gets; 1 if the file is empty."""
         self._segment = Segment(files, path, 0, geometry.size_bytes)
         self._slots: Slots | None = None
         self._is_changed = False
 
     @classmethod
     def open(cls, files: Files, path: str, configured: Geometry) -> "IndexFile":
-        """A file that is there, by its header. Raises StoreDamagedError."""
+        """Return the existing file `path`, as its header describes it.
+
+        Raises StoreDamagedError if its size or header is not valid.
+        """
         with closing(files.open(path)) as handle:
             data, size = handle.pread(HEADER.size, 0), handle.size()
         file = cls(files, path, fit_geometry(path, size, configured))
         (
-            file.begin_ms, file.end_ms, file.begin_offset, file.end_offset, file.slots_used, count,
-        ) = HEADER.unpack(data)  # fmt: skip
-        file.count = max(count, 1)
-        if count > file.geometry.entries or file.slots_used > file.geometry.slots:
+            file.begin_ms,
+            file.end_ms,
+            file.begin_offset,
+            file.end_offset,
+            file.slots_used,
+            count,
+        ) = HEADER.unpack(data)
+        file.next_number = max(count, 1)
+        if count > file.geometry.entry_count or file.slots_used > file.geometry.slot_count:
             raise StoreDamagedError(
-                f"{path} says that it holds {count - 1} entries in {file.slots_used} slots, and has"
-                f" room for {file.geometry.entries - 1} in {file.geometry.slots}: it is damaged, or"
-                " maxHashSlotNum and maxIndexNum are not what it was written with.",
+                f"{path} claims {count - 1} entries in {file.slots_used} slots, but has room for"
+                f" {file.geometry.entry_count - 1} in {file.geometry.slot_count}. It is damaged, or"
+                " was written with other values of maxHashSlotNum and maxIndexNum.",
                 fix="Remove the directory index: it is built again from the log.",
             )
         return file
@@ -103,7 +136,11 @@ class IndexFile:
     def create(
         cls, files: Files, path: str, geometry: Geometry, former: "IndexFile | None"
     ) -> "IndexFile":
-        """A new file, sparse, durable with its name. It begins where the former one ended."""
+        """Create the sparse file `path`, and return it. It is durable together with its name.
+
+        Its header begins where that of the `former` file ended, as in RocketMQ. Raises OSError;
+        then the file is removed.
+        """
         handle = files.open(path, create=True)
         try:
             handle.truncate(geometry.size_bytes)
@@ -120,36 +157,38 @@ class IndexFile:
         finally:
             handle.close()
         files.sync_directory(path.rpartition("/")[0])
-        file._slots = _new_slots(geometry.slots)
+        file._slots = _new_slots(geometry.slot_count)
         return file
 
     @property
     def is_empty(self) -> bool:
-        return self.count <= 1
+        """Whether the file has no entries."""
+        return self.next_number <= 1
 
     @property
-    def room(self) -> int:
-        """How many more entries the file takes."""
-        return self.geometry.entries - self.count
+    def free_entries(self) -> int:
+        """The number of entries for which the file still has room."""
+        return self.geometry.entry_count - self.next_number
 
     @property
-    def is_ready(self) -> bool:
-        """Whether its slots are in memory: then entries can be added."""
+    def has_slots(self) -> bool:
+        """Whether the slots are in memory, so that entries can be added."""
         return self._slots is not None
 
     @property
     def is_flushed(self) -> bool:
-        """Whether slots and header lie in the file as they are."""
+        """Whether slots and header have been written since the last change."""
         return not self._is_changed
 
     # --- adding
 
-    def append(self, columns: "Columns", base: int, starts: "Positions") -> None:
-        """Add all keys of `columns`, which must fit; record i lies at base + starts[i].
+    def append(self, columns: "KeyColumns", base: int, starts: "Positions") -> None:
+        """Add an entry for each key of `columns`, for which the file must have room.
 
-        Raises OSError; then nothing was added.
+        Record i begins at position base + starts[i] of the log. Raises OSError; then nothing was
+        added.
         """
-        from sluicemq.store.index.columns import entries_bytes  # noqa: PLC0415 - NumPy when needed
+        from sluicemq.store.index.columns import encode_entries  # noqa: PLC0415 - imports NumPy
 
         assert self._slots is not None
         hashes, records, times = columns
@@ -157,67 +196,82 @@ class IndexFile:
         seconds = (times - self.begin_ms) // 1000
         if self.is_empty and self.begin_ms <= 0:
             seconds = (times - times[0]) // 1000
-        elif self.is_empty:  # the first entry counts from the former file's end (spec/store.md §4)
+        elif self.is_empty:
+            # RocketMQ counts the seconds of the first entry from the former file's end, those of
+            # the others from the first entry (spec/store.md §4).
             seconds[1:] = (times[1:] - times[0]) // 1000
-        linked = self._slots.link(hashes, self.count)
-        data = entries_bytes(hashes, offsets, seconds, linked.previous)
+        links = self._slots.link(hashes, self.next_number)
+        data = encode_entries(hashes, offsets, seconds, links.previous)
         begin_ms, begin = self.begin_ms, self.begin_offset
-        if self.is_empty:  # entries count from there: it has to lie in the file as long as they do
+        if self.is_empty:
+            # The seconds of entries count from the header's begin time, so that must be in the file
+            # before them.
             begin_ms, begin = int(times[0]), int(offsets[0])
             self._segment.write(HEADER.pack(begin_ms, begin_ms, begin, begin, 0, 1), 0)
-        self._segment.write(data, self._entry_at(self.count))
-        self._slots.take(linked)
+        self._segment.write(data, self._entry_at(self.next_number))
+        self._slots.apply(links)
         self.begin_ms, self.begin_offset = begin_ms, begin
         self.end_ms, self.end_offset = int(times[-1]), int(offsets[-1])
-        self.count += len(hashes)
-        self.slots_used += linked.used
+        self.next_number += len(hashes)
+        self.slots_used += links.used
         self._is_changed = True
 
     def flush(self) -> bool:
-        """Write slots and header; True when there was something to write. Raises OSError."""
+        """Write the changed slots and the header. Return whether there was anything to write.
+
+        Raises OSError.
+        """
         if not self._is_changed or self._slots is None:
             return False
-        for slot, data in self._slots.changed():
-            limit = (self.geometry.slots - slot) * SLOT_BYTES
+        for slot, data in self._slots.iter_changed():
+            limit = (self.geometry.slot_count - slot) * SLOT_BYTES
             self._segment.write(data[:limit], HEADER.size + slot * SLOT_BYTES)
         self._segment.write(self._header(), 0)
-        self._slots.written()
+        self._slots.mark_written()
         self._is_changed = False
         return True
 
     def _header(self) -> bytes:
         return HEADER.pack(
-            self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.slots_used,
-            self.count,
-        )  # fmt: skip
+            self.begin_ms,
+            self.end_ms,
+            self.begin_offset,
+            self.end_offset,
+            self.slots_used,
+            self.next_number,
+        )
 
     def _entry_at(self, number: int) -> int:
-        return self.geometry.entries_at + ENTRY.size * number
+        """Return the offset of an entry in the file."""
+        return self.geometry.entries_start + ENTRY.size * number
 
-    # --- getting ready
+    # --- slots
 
-    def load(self) -> Iterator[None]:
-        """Bring the slots into memory as the file has them, in steps."""
-        slots = _new_slots(self.geometry.slots)
-        # Without the map: most slots lie in holes between the data (`Segment.view`).
-        stored = self._segment.read_detached(HEADER.size, self.geometry.entries_at - HEADER.size)
-        yield from slots.load(memoryview(stored), self.count)
+    def load_slots(self) -> Iterator[None]:
+        """Read the slots into memory, as the file has them. The work is done while iterating."""
+        slots = _new_slots(self.geometry.slot_count)
+        # Not through the mapping: most slots are in holes of the sparse file (`Segment.view`).
+        stored = self._segment.read_detached(HEADER.size, self.geometry.entries_start - HEADER.size)
+        yield from slots.load(memoryview(stored), self.next_number)
         self._slots = slots
 
-    def restore(self, count: int, end_ms: int) -> Iterator[None]:
-        """Be the index of the entries before `count`, in steps: what a crash left of slots and
-        header does not matter. `end_ms` is the last one's store time."""
-        self.count = count
-        slots = _new_slots(self.geometry.slots)
+    def rebuild_slots(self, count: int, end_ms: int) -> Iterator[None]:
+        """Rebuild slots and header from the entries before number `count`, and drop the others.
+
+        `end_ms` is the store time of the last record that remains. The work is done while
+        iterating. It does not depend on what a crash has left of slots and header.
+        """
+        self.next_number = count
+        slots = _new_slots(self.geometry.slot_count)
         entries = self._segment.view()[self._entry_at(1) : self._entry_at(count)]
-        yield from slots.restore(entries)
+        yield from slots.rebuild(entries)
         self._slots = slots
-        self.slots_used = slots.used()
-        self.end_ms, self.end_offset = end_ms, self.offset_of(count - 1) if count > 1 else 0
+        self.slots_used = slots.count_used()
+        self.end_ms, self.end_offset = end_ms, self.position_of(count - 1) if count > 1 else 0
         self._is_changed = True
 
-    def offset_of(self, number: int) -> int:
-        """Where the record of an entry lies."""
+    def position_of(self, number: int) -> int:
+        """Return the position of the record of an entry."""
         offset: int = ENTRY.unpack_from(self._segment.view(), self._entry_at(number))[1]
         return offset
 
@@ -226,33 +280,40 @@ class IndexFile:
         value: int = ENTRY.unpack_from(self._segment.view(), self._entry_at(number))[0]
         return value
 
-    def count_before(self, offset: int) -> int:
-        """The number of the first entry whose record lies at `offset` or behind."""
-        low, high = 1, self.count
+    def first_number_at(self, offset: int) -> int:
+        """Return the number of the first entry whose record is at position `offset` or later.
+
+        Return `next_number` if there is none.
+        """
+        low, high = 1, self.next_number
         while low < high:
             middle = (low + high) // 2
-            if self.offset_of(middle) < offset:
+            if self.position_of(middle) < offset:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    # --- asking
+    # --- queries
 
-    def find(self, value: int, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Where the records of entries with this hash lie, newest first, that may be of that time:
-        seconds leave out up to 999 ms."""
+    def find_positions(self, value: int, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Yield the positions of records whose keys have the hash `value`, the newest first.
+
+        Only records that may have been stored from `begin_ms` to `end_ms` are found. Entries have
+        whole seconds, so that the store time of a found record may be up to 999 ms outside.
+        """
         view = self._segment.view()
-        slot = value % self.geometry.slots
+        slot = value % self.geometry.slot_count
         if self._slots is not None:
             number = self._slots[slot]
         else:
-            # Without the map: most slots lie in holes between the data (`Segment.view`).
+            # Not through the mapping: most slots are in holes of the sparse file (`Segment.view`).
             stored = self._segment.read_detached(HEADER.size + SLOT_BYTES * slot, SLOT_BYTES)
             number = _INT.unpack(stored)[0]
-        limit = self.count
+        limit = self.next_number
         for _ in range(CHAIN_MAX):
-            if not 0 < number < limit:  # numbers fall along a chain: no damage makes it a circle
+            if not 0 < number < limit:
+                # Numbers must decrease along a chain. So no damage can make it endless.
                 return
             found, offset, seconds, previous = ENTRY.unpack_from(view, self._entry_at(number))
             time_ms = self.begin_ms + 1000 * seconds if number > 1 else self.begin_ms
@@ -262,21 +323,24 @@ class IndexFile:
                 yield offset
             limit, number = number, previous
 
-    def release(self) -> None:
-        """The file is full and flushed: its slots are read from the map from now on."""
+    def release_slots(self) -> None:
+        """Free the slots of a full, flushed file. They are read from the file from now on."""
         self._slots = None
         self._segment.release()
 
     def close(self) -> None:
+        """Close the file, without a flush."""
         self._slots = None
         self._segment.close()
 
 
 def _new_slots(count: int) -> "Slots":
-    from sluicemq.store.index.columns import Slots  # noqa: PLC0415 - NumPy when it is needed
+    """Return `count` slots without entries."""
+    from sluicemq.store.index.columns import Slots  # noqa: PLC0415 - imports NumPy
 
     return Slots(count)
 
 
 def is_index_name(name: str) -> bool:
+    """Return whether a file name is that of an index file."""
     return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()

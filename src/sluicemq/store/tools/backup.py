@@ -120,7 +120,7 @@ class Manifest(NamedTuple):
         if not self.index_file_bytes:
             return replace(config, index_enable=False)
         sizes = fit_geometry(f"{root}/index", self.index_file_bytes, Geometry(0, 0))
-        return replace(config, index_slots=sizes.slots, index_entries=sizes.entries)
+        return replace(config, index_slots=sizes.slot_count, index_entries=sizes.entry_count)
 
 
 class BackedUp(NamedTuple):

@@ -39,7 +39,7 @@ from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.record.layout import INDEX_ENTRY, INDEX_HEADER
 from sluicemq.record.table import Mask, Positions
 from sluicemq.store.directory import CHECKPOINT_BYTES, SLOTS, Checkpoint, parse_slots
-from sluicemq.store.index.columns import Slots, columns_of
+from sluicemq.store.index.columns import Slots, key_columns_at
 from sluicemq.store.segments import is_segment_name
 from sluicemq.store.tools.layout import (
     Hole,
@@ -648,6 +648,6 @@ class Entries(NamedTuple):
 def expected_entries(run: Run) -> Entries:
     """Of these records, in the order of the index."""
     records = run.records
-    found = columns_of(records.raw.data, records.starts)
+    found = key_columns_at(records.raw.data, records.starts)
     positions = records.starts[found.records] + records.base
     return Entries(positions, found.hashes.astype(np.int64), found.times_ms)

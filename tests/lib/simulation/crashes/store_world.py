@@ -378,17 +378,17 @@ class StoreWorld:
     def _check_index(self) -> None:
         """Every key finds exactly its messages."""
         index = self.store.keys
-        if not index.is_on:
+        if not index.is_enabled:
             return
         index.catch_up(1 << 40)
         keyed = [entry for entry in self.ledger.entries if entry.unique]
         for entry in keyed:
-            found = list(index.query(entry.topic, entry.unique, 0, 1 << 60))
+            found = list(index.find_candidates(entry.topic, entry.unique, 0, 1 << 60))
             if found != [entry.position]:
                 raise Violation(f"the index finds {entry.unique} at {found}, not {entry.position}")
         for word in {(entry.topic, entry.word) for entry in keyed}:
             places = [e.position for e in keyed if (e.topic, e.word) == word]
-            found = list(index.query(*word, 0, 1 << 60))
+            found = list(index.find_candidates(*word, 0, 1 << 60))
             if found != places[::-1]:
                 raise Violation(f"the index finds {word} at {found}, the log has {places}")
 

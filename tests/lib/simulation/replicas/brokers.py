@@ -1,7 +1,8 @@
-"""Replicas that are whole brokers: `replication.replica` with the `Broker` of production.
+"""Replicas that are whole brokers: `failover.replica` with the `Broker` of production.
 
-`node.Seat` is a broker reduced to its replication. Here nothing is reduced: timers, tables and the
-restart in a new role are those of the product, over the same network, disks and consensus.
+`node.ReplicatedStore` is a broker reduced to its replication. Here nothing is reduced: timers,
+tables and the restart in a new role are those of the product, over the same network, disks and
+consensus.
 """
 
 import asyncio
@@ -11,7 +12,8 @@ from typing import Any, Final
 
 from simulation.cluster.processes import Process
 from simulation.replicas.node import ReplicaNode, watch
-from sluicemq.broker.failover.replica import BrokerClosedError, BrokerSeat, Replica, start_replica
+from sluicemq.broker.failover.broker_replica import BrokerRoleControl, start_replica
+from sluicemq.broker.failover.replica import BrokerClosedError, Replica
 from sluicemq.broker.replication.sides import SlaveSide
 from sluicemq.broker.server import SWEEP_S, Broker
 from sluicemq.config import load_broker_config
@@ -26,11 +28,11 @@ RESTART_S: Final = 1.0
 FLUSH: Final = {"timerFlushIntervalMs": "1000", "recallMessageEnable": "true"}
 
 
-class SimulatedSeat(BrokerSeat):
-    """A seat that leaves the priority of the test's own thread alone."""
+class SimulatedRoleControl(BrokerRoleControl):
+    """A role control that leaves the priority of the test's own thread alone."""
 
     def opening(self, dispatcher: Dispatcher) -> None:
-        super().opening(dispatcher)
+        super().on_opening(dispatcher)
         quieten(self.broker)
 
 
@@ -45,12 +47,12 @@ class BrokerReplica(ReplicaNode):
         overrides = {**self.settings, **FLUSH}
         config, store, _ = load_broker_config("", overrides=overrides, environment={})
 
-        def make_life() -> str:
+        def make_run_id() -> str:
             return f"{self.id}-{rng.getrandbits(32):08x}"
 
         replica, broker = await start_replica(
-            config, store, self.consensus, seat=SimulatedSeat(), files=self.files,
-            network=self.network.of(process), boot=str(self.boot), make_life=make_life,
+            config, store, self.consensus, control=SimulatedRoleControl(), files=self.files,
+            network=self.network.of(process), boot=str(self.boot), make_run_id=make_run_id,
             clock=self.clock, executor=InlineExecutor(), stretch_pause=stretch,
         )  # fmt: skip
         self.replica, self.broker = replica, broker

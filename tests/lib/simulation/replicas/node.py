@@ -1,9 +1,9 @@
 """A replica of the simulated world: its disk, its consensus client, and a process while it runs.
 
 What runs is the replication of the product: the store with its receiver, both ends of the HA
-protocol, the in-sync set, the epoch file, the mirrored state, the election. The broker around them
-is reduced to `Seat`: three requests of clients, and what it takes to change roles. So a history
-costs a tenth of one with whole brokers, and thousands of seeds fit into minutes.
+protocol, the in-sync set, the file of terms, the state log, the election. The broker around them
+is reduced to `ReplicatedStore`: three requests of clients, and what it takes to change roles. So
+a history costs a tenth of one with whole brokers, and thousands of seeds fit into minutes.
 """
 
 import asyncio
@@ -57,8 +57,8 @@ TICK_S: Final = 0.2
 SYNC_S: Final = (0.0005, 0.02)
 
 
-class Seat:
-    """A broker as far as replication goes. See `replication.replica.Seat`."""
+class ReplicatedStore:
+    """A broker as far as replication goes. It is a `RoleControl`."""
 
     def __init__(self, node: "ReplicaNode", process: Process, rng: random.Random) -> None:
         config, store, _ = load_broker_config("", overrides=node.settings, environment={})
@@ -72,7 +72,7 @@ class Seat:
         self.in_sync: InSyncReplicas | None = None
         self.topics: set[str] = set()
         self._tasks: list[asyncio.Task[Any]] = []
-        self._is_resting = False
+        self._is_paused = False
         self._term: Term | None = None
         self._applier: StateApplier | None = None
         self._receiver: LogReceiver | None = None
@@ -80,7 +80,7 @@ class Seat:
         self._has_failed = False
         self._sync_timer: asyncio.TimerHandle | None = None
 
-    # --- what the replica asks
+    # --- RoleControl
 
     @property
     def log_end(self) -> LogEnd:
@@ -89,14 +89,14 @@ class Seat:
         return LogEnd(max(self.log_terms.last.number, 0), self.store.written_offset)
 
     @property
-    def is_broken(self) -> bool:
-        """Does the disk take no more writes, for good?"""
+    def has_failed_disk(self) -> bool:
+        """Whether the disk can no longer be written."""
         return self._has_failed
 
-    def rest(self, is_resting: bool) -> None:
-        self._is_resting = is_resting
+    def pause_requests(self, is_paused: bool) -> None:
+        self._is_paused = is_paused
 
-    def decided(self, term: Term) -> None:
+    def update_term(self, term: Term) -> None:
         if self.in_sync is not None:
             self.in_sync.set_term(term)
 
@@ -104,7 +104,7 @@ class Seat:
         if self.in_sync is not None:
             self.in_sync.depose(reason)
 
-    async def become(self, term: Term, life: str) -> None:
+    async def change_role(self, term: Term, life: str) -> None:
         await self._end_role()
         self._term = term
         self._open(term, life)
@@ -212,7 +212,7 @@ class Seat:
             self.in_sync.depose("another role")
             await self._ha.close()
         self.in_sync = self._receiver = None
-        self._is_resting = False
+        self._is_paused = False
         if self._sync_timer is not None:
             self._sync_timer.cancel()
             self._sync_timer = None
@@ -283,7 +283,7 @@ class Seat:
 
     def _send(self, command: Command, peer: Peer) -> Command | None:
         in_sync = self.in_sync
-        if in_sync is None or not self._serves or self._is_resting:
+        if in_sync is None or not self._serves or self._is_paused:
             return Command(ResponseCode.SYSTEM_BUSY)
         queue_id, host = int((command.fields or {})["e"]), encode_host(parse_host(self.address))
         _, offset = self.store.writer.append(
@@ -405,7 +405,7 @@ class ReplicaNode(Node):
         self.boot = 0
         self.service = service
         self.consensus = service.client()
-        self.seat: Seat | None = None
+        self.replicated: ReplicatedStore | None = None
         self.replica: Replica | None = None
         self.settings = {
             **SMALL, "brokerName": BROKER, "brokerClusterName": CLUSTER, "brokerId": str(number),
@@ -439,25 +439,25 @@ class ReplicaNode(Node):
 
     async def _begin(self, process: Process) -> None:
         rng = random.Random(f"{self.name} {self._starts}")
-        seat = self.seat = Seat(self, process, rng)
+        replicated = self.replicated = ReplicatedStore(self, process, rng)
 
-        def make_life() -> str:
+        def make_run_id() -> str:
             return f"{self.id}-{rng.getrandbits(32):08x}"
 
-        life = make_life()
-        await seat.start(life)
+        run_id = make_run_id()
+        await replicated.start(run_id)
         replica = self.replica = Replica(
-            seat, self.consensus, cluster=CLUSTER, broker=BROKER, replica_id=self.id,
-            incarnation=seat.incarnation, make_life=make_life,
+            replicated, self.consensus, cluster=CLUSTER, broker=BROKER, replica_id=self.id,
+            incarnation=replicated.incarnation, make_run_id=make_run_id,
         )  # fmt: skip
-        seat.steering = replica
+        replicated.steering = replica
         watch(process.spawn(replica.run()))
 
     async def crash(self, rng: random.Random, how: str) -> None:
         """`kill` leaves the disk as it is, `power` what was synced, `wipe` nothing."""
         if self.process is None:
             return
-        self.seat = self.replica = None
+        self.replicated = self.replica = None
         if how == "wipe":
             self._wipe()
         else:
@@ -471,8 +471,8 @@ class ReplicaNode(Node):
     @property
     def store(self) -> Store:
         """The open store of a node that runs."""
-        assert self.seat is not None
-        return self.seat.store
+        assert self.replicated is not None
+        return self.replicated.store
 
     def log(self) -> tuple[bytes, int]:
         """The bytes of its log, and where they begin."""

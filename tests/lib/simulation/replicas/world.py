@@ -30,7 +30,7 @@ from sluicemq.wire.frames import Command
 
 TOPIC: Final = "history"
 QUEUES: Final = [MessageQueue(TOPIC, BROKER, number) for number in range(2)]
-PREFIX: Final = election.directory(CLUSTER, BROKER)
+PREFIX: Final = election.key_prefix(CLUSTER, BROKER)
 TIMEOUT_S: Final = 4.0
 REST_S: Final = 300.0
 FULL_BYTES: Final = 20_000
@@ -122,12 +122,16 @@ class ReplicaWorld(World):
             is_done = real(*arguments, **named)
             entry = self.service.entries.get(key)
             if is_done and entry is not None and entry.version not in self._versions:
-                state = election.parse(PREFIX, {key: entry}).state
+                state = election.parse_view(PREFIX, {key: entry}).state
                 assert state is not None
                 seen = TermSeen(
-                    state.epoch, state.master_id, state.life, dict(state.in_sync), state.is_unclean,
+                    state.term,
+                    state.master_id,
+                    state.run_id,
+                    dict(state.in_sync),
+                    state.is_unclean,
                     self.clock.now_ms(),
-                )  # fmt: skip
+                )
                 self._versions[entry.version] = seen
                 self.history.terms.append(seen)
             return is_done
@@ -136,7 +140,7 @@ class ReplicaWorld(World):
 
     @property
     def view(self) -> election.View:
-        return election.parse(PREFIX, self.service.find(PREFIX))
+        return election.parse_view(PREFIX, self.service.find(PREFIX))
 
     def _master(self) -> ReplicaNode:
         state = self.view.state
@@ -260,9 +264,9 @@ class ReplicaWorld(World):
                 requests.int_field(requests.expect_success(answer), "offset"),
                 self.view.state,
             )
-            if before and after and before.epoch == after.epoch and before.master_id == node.id:
+            if before and after and before.term == after.term and before.master_id == node.id:
                 place, returned_s = (queue.topic, queue.queue_id), self.network.now_s()
-                self.history.ends.append(End(place, end, called_s, returned_s, before.epoch))
+                self.history.ends.append(End(place, end, called_s, returned_s, before.term))
 
     async def do_topic(self, rng: random.Random) -> str:
         client = rng.choice(self.clients)

@@ -75,7 +75,7 @@ async def test_a_lease_that_is_not_heard_of_ends_on_both_sides(
 ) -> None:
     lost: list[float] = []
     lease = await mine.lease(3, lambda: lost.append(clock.monotonic_s()))
-    await mine.swap([Swap("a", b"1", lease=lease.id)])
+    await mine.swap([Swap("a", b"1", lease_id=lease.id)])
     await asyncio.sleep(30)
     assert "a" in service.entries
     cut_s = clock.monotonic_s()
@@ -89,7 +89,7 @@ async def test_a_service_that_is_down_ends_no_lease(
     service: MemoryConsensus, mine: MemoryClient
 ) -> None:
     lease = await mine.lease(3, lambda: None)
-    await mine.swap([Swap("a", b"1", lease=lease.id)])
+    await mine.swap([Swap("a", b"1", lease_id=lease.id)])
     service.is_down = True
     await asyncio.sleep(60)
     service.is_down = False

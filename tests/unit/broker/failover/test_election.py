@@ -13,14 +13,14 @@ from sluicemq.broker.failover.consensus import Entry
 from sluicemq.broker.failover.election import (
     GATHER_S,
     INCOMPLETE,
-    TURN_S,
+    RANK_DELAY_S,
+    BecomeCandidate,
     Blocked,
     Decline,
     Elect,
     Follow,
     Lead,
     Member,
-    Stand,
     State,
     Step,
     View,
@@ -28,7 +28,7 @@ from sluicemq.broker.failover.election import (
     next_step,
 )
 
-PREFIX = election.directory("cluster", "broker-a")
+PREFIX = election.key_prefix("cluster", "broker-a")
 
 
 def member(number: int, **values: Any) -> Member:
@@ -40,61 +40,61 @@ def view(state: State | None, *members: Member) -> View:
     return View(state, {one.id: one for one in members})
 
 
-def state(master: Member, *others: Member, epoch: int = 3) -> State:
-    return election.elected(None, master, others)._replace(epoch=epoch, version=7)
+def state(master: Member, *others: Member, term: int = 3) -> State:
+    return election.state_after_election(None, master, others)._replace(term=term, version=7)
 
 
 OFFSETS = st.integers(-1, 2**63 - 1)
-ONE, TWO, THREE = (member(i, epoch=3, end=100) for i in (1, 2, 3))
+ONE, TWO, THREE = (member(i, log_term=3, log_end=100) for i in (1, 2, 3))
 
 
-def test_the_named_life_leads_and_others_follow() -> None:
+def test_the_named_run_id_leads_and_others_follow() -> None:
     seen = view(state(ONE, TWO), ONE, TWO, THREE)
     assert isinstance(next_step(seen, ONE, 0), Lead)
     assert isinstance(next_step(seen, TWO, 99), Follow)
     assert isinstance(next_step(seen, THREE, 99), Follow)
 
 
-def test_a_master_that_started_again_takes_another_epoch_at_once() -> None:
-    again = ONE._replace(life="another")
+def test_a_master_that_started_again_takes_another_term_at_once() -> None:
+    again = ONE._replace(run_id="another")
     seen = view(state(ONE, TWO), again, TWO)
-    assert isinstance(next_step(seen, again, 0), Stand)
-    again, standing = again._replace(standing=3), TWO._replace(standing=3)
-    step = next_step(view(seen.state, again, standing), again, 0)
+    assert isinstance(next_step(seen, again, 0), BecomeCandidate)
+    again, candidate = again._replace(candidate_term=3), TWO._replace(candidate_term=3)
+    step = next_step(view(seen.state, again, candidate), again, 0)
     assert isinstance(step, Elect)
-    assert (step.state.epoch, step.state.life, step.state.version) == (4, "another", 7)
+    assert (step.state.term, step.state.run_id, step.state.version) == (4, "another", 7)
     assert step.state.in_sync == {1: "disk1", 2: "disk2"}
 
 
 def test_the_longest_goes_first_and_the_others_wait_their_turn() -> None:
-    first, second = TWO._replace(standing=3, end=120), THREE._replace(standing=3)
+    first, second = TWO._replace(candidate_term=3, log_end=120), THREE._replace(candidate_term=3)
     seen = view(state(ONE, TWO, THREE), first, second)
     assert isinstance(next_step(seen, first, 0), Elect)
-    assert next_step(seen, second, 0) == Wait(TURN_S, "another one is first")
-    assert isinstance(next_step(seen, second, TURN_S), Elect)
+    assert next_step(seen, second, 0) == Wait(RANK_DELAY_S, "Another replica is elected first.")
+    assert isinstance(next_step(seen, second, RANK_DELAY_S), Elect)
 
 
-def test_the_log_of_the_later_epoch_goes_first_although_it_is_shorter() -> None:
+def test_the_log_of_the_later_term_goes_first_although_it_is_shorter() -> None:
     """The end of the longer log was written by a master that was deposed, and never confirmed."""
-    newer = TWO._replace(standing=3)
-    older = THREE._replace(standing=3, epoch=2, end=200)
+    newer = TWO._replace(candidate_term=3)
+    older = THREE._replace(candidate_term=3, log_term=2, log_end=200)
     seen = view(state(ONE, TWO, THREE), newer, older)
     assert isinstance(next_step(seen, newer, 0), Elect)
-    assert next_step(seen, older, 0) == Wait(TURN_S, "another one is first")
+    assert next_step(seen, older, 0) == Wait(RANK_DELAY_S, "Another replica is elected first.")
 
 
 def test_who_has_not_said_how_long_it_is_is_waited_for_but_not_for_ever() -> None:
-    standing = TWO._replace(standing=3)
-    seen = view(state(ONE, TWO, THREE), standing, THREE)
-    assert isinstance(next_step(seen, standing, 0), Wait)
-    step = next_step(seen, standing, GATHER_S)
+    candidate = TWO._replace(candidate_term=3)
+    seen = view(state(ONE, TWO, THREE), candidate, THREE)
+    assert isinstance(next_step(seen, candidate, 0), Wait)
+    step = next_step(seen, candidate, GATHER_S)
     assert isinstance(step, Elect)
     assert step.state.in_sync == {2: "disk2"}
 
 
 @pytest.mark.parametrize(
     "outsider",
-    [THREE, TWO._replace(incarnation="wiped"), TWO._replace(end=INCOMPLETE)],
+    [THREE, TWO._replace(incarnation="wiped"), TWO._replace(log_end=INCOMPLETE)],
     ids=["not in the set", "another disk", "not whole"],
 )
 def test_others_never_stand(outsider: Member) -> None:
@@ -104,27 +104,27 @@ def test_others_never_stand(outsider: Member) -> None:
 
 def test_a_replica_that_was_left_out_while_it_stood_does_not_come_back_into_the_set() -> None:
     """The lease of the master ended and it lived on: it confirmed more without that replica."""
-    standing, left_out = TWO._replace(standing=3), THREE._replace(standing=3)
-    step = next_step(view(state(ONE, TWO), standing, left_out), standing, 0)
+    candidate, left_out = TWO._replace(candidate_term=3), THREE._replace(candidate_term=3)
+    step = next_step(view(state(ONE, TWO), candidate, left_out), candidate, 0)
     assert isinstance(step, Elect)
     assert step.state.in_sync == {2: "disk2"}
 
 
 def test_nobody_waits_for_a_replica_that_is_not_whole() -> None:
-    standing = TWO._replace(standing=3)
-    seen = view(state(ONE, TWO, THREE), standing, THREE._replace(end=INCOMPLETE))
-    assert isinstance(next_step(seen, standing, 0), Elect)
+    candidate = TWO._replace(candidate_term=3)
+    seen = view(state(ONE, TWO, THREE), candidate, THREE._replace(log_end=INCOMPLETE))
+    assert isinstance(next_step(seen, candidate, 0), Elect)
 
 
 def test_who_has_cut_its_log_declines_the_role_that_it_was_given() -> None:
     """A master hands over by the end that was published last. Found by history 3055 of two
     replicas: the one that led nevertheless was killed, and nobody could lead any more."""
-    cut = ONE._replace(end=INCOMPLETE)
-    step = next_step(view(state(ONE, TWO, THREE), cut, TWO, THREE._replace(end=120)), cut, 0)
+    cut = ONE._replace(log_end=INCOMPLETE)
+    step = next_step(view(state(ONE, TWO, THREE), cut, TWO, THREE._replace(log_end=120)), cut, 0)
     assert isinstance(step, Decline)
-    assert (step.state.master_id, step.state.epoch, step.state.version) == (3, 4, 7)
+    assert (step.state.master_id, step.state.term, step.state.version) == (3, 4, 7)
     assert step.state.in_sync.keys() == {1, 2, 3}
-    outsiders = TWO._replace(incarnation="wiped"), THREE._replace(end=INCOMPLETE)
+    outsiders = TWO._replace(incarnation="wiped"), THREE._replace(log_end=INCOMPLETE)
     alone = view(state(ONE, TWO, THREE), cut, *outsiders)
     assert isinstance(next_step(alone, cut, 1000), Wait)
     unclean = alone._replace(state=state(ONE)._replace(is_unclean=True))
@@ -132,14 +132,14 @@ def test_who_has_cut_its_log_declines_the_role_that_it_was_given() -> None:
 
 
 def test_the_first_master_has_the_longest_log() -> None:
-    full, empty = member(2, end=500), member(1)
+    full, empty = member(2, log_end=500), member(1)
     assert isinstance(next_step(view(None, full, empty), full, 0), Wait)
     assert isinstance(next_step(view(None, full, empty), empty, GATHER_S), Wait)
     step = next_step(view(None, full, empty), full, GATHER_S / 4)
-    assert step == Wait(GATHER_S * 3 / 4, "others may have a longer log")
+    assert step == Wait(GATHER_S * 3 / 4, "Another replica may have a longer log.")
     step = next_step(view(None, full, empty), full, GATHER_S)
     assert isinstance(step, Elect)
-    assert (step.state.epoch, step.state.master_id, step.state.in_sync) == (1, 2, {2: "disk2"})
+    assert (step.state.term, step.state.master_id, step.state.in_sync) == (1, 2, {2: "disk2"})
     assert step.state.version == 0
 
 
@@ -147,8 +147,8 @@ def test_the_first_master_has_the_longest_log() -> None:
     ("seen", "me", "fix"),
     [
         (view(None, ONE, member(4)), member(4), "--unclean"),
-        (view(state(ONE, epoch=2)), TWO, "--unclean"),
-        (view(state(ONE)), member(2, end=10), "empty storePathRootDir"),
+        (view(state(ONE, term=2)), TWO, "--unclean"),
+        (view(state(ONE)), member(2, log_end=10), "empty storePathRootDir"),
     ],
     ids=["record lost", "older record", "a foreign log"],
 )
@@ -158,25 +158,25 @@ def test_what_a_person_has_to_decide(seen: View, me: Member, fix: str) -> None:
     assert fix in step.reason
 
 
-def test_a_first_master_that_was_killed_before_its_log_had_an_epoch_goes_on() -> None:
-    me = member(1, end=10, life="another")
-    assert isinstance(next_step(view(state(member(1), epoch=1), me), me, 0), Stand)
+def test_a_first_master_that_was_killed_before_its_log_had_an_term_goes_on() -> None:
+    me = member(1, log_end=10, run_id="another")
+    assert isinstance(next_step(view(state(member(1), term=1), me), me, 0), BecomeCandidate)
 
 
-def test_an_operator_elects_above_every_epoch() -> None:
-    seen = view(state(ONE, epoch=5), TWO, THREE._replace(epoch=9))
-    new = election.elected_unclean(seen, 2)
-    assert (new.epoch, new.master_id, new.in_sync, new.version) == (10, 2, {2: "disk2"}, 7)
+def test_an_operator_elects_above_every_term() -> None:
+    seen = view(state(ONE, term=5), TWO, THREE._replace(log_term=9))
+    new = election.state_after_unclean_election(seen, 2)
+    assert (new.term, new.master_id, new.in_sync, new.version) == (10, 2, {2: "disk2"}, 7)
     assert new.is_unclean
-    assert not election.elected(new, TWO, ()).is_unclean
+    assert not election.state_after_election(new, TWO, ()).is_unclean
     with pytest.raises(KeyError):
-        election.elected_unclean(seen, 1)
+        election.state_after_unclean_election(seen, 1)
 
 
 def test_a_switch_keeps_the_set() -> None:
     before = state(ONE, TWO, THREE)
-    after = election.switched(before, TWO)
-    assert (after.epoch, after.master_id, after.life) == (4, 2, "life2")
+    after = election.state_after_switch(before, TWO)
+    assert (after.term, after.master_id, after.run_id) == (4, 2, "life2")
     assert after.in_sync == before.in_sync
 
 
@@ -196,14 +196,14 @@ def test_records_are_read_as_they_were_written(record: State, one: Member) -> No
         election.member_key(PREFIX, one.id): Entry(election.encode_member(one), 6, 1),
         f"{PREFIX}other": Entry(b"?", 1),
     }
-    assert election.parse(PREFIX, entries) == View(record, {one.id: one})
+    assert election.parse_view(PREFIX, entries) == View(record, {one.id: one})
 
 
 @pytest.mark.parametrize("value", [b"[]", b"{}", b"1", b"not json", b'{"inSync":[]}'])
 def test_what_no_replica_wrote_is_refused(value: bytes) -> None:
     for key in ("state", "replicas/1"):
         with pytest.raises(ValueError, match=r"record|JSON|char"):
-            election.parse(PREFIX, {PREFIX + key: Entry(value, 1)})
+            election.parse_view(PREFIX, {PREFIX + key: Entry(value, 1)})
 
 
 # ------------------------------------------------------------------------------------- histories
@@ -226,7 +226,7 @@ def _any_disk(seen: View, me: Member) -> bool:
     return seen.state is not None and me.id in seen.state.in_sync
 
 
-def _any_life(seen: View, me: Member, waited_s: float) -> Step:
+def _any_run_id(seen: View, me: Member, waited_s: float) -> Step:
     if seen.state is not None and seen.state.master_id == me.id:
         return Lead(seen.state)
     return next_step(seen, me, waited_s)
@@ -251,11 +251,11 @@ def _believes_lost(confirm: Callable[..., None]) -> Callable[..., None]:
     [
         (View, "is_in_sync", _any_disk),
         (View, "is_in_sync", lambda seen, _me: seen.state is not None),
-        (election, "next_step", _any_life),
+        (election, "next_step", _any_run_id),
         (election_model.World, "settle", _forgets),
         (election_model.World, "confirm", _believes_lost(election_model.World.confirm)),
     ],
-    ids=["any disk", "anybody", "any life", "answer is not waited for", "only the old set counts"],
+    ids=["any disk", "anybody", "any run", "answer is not waited for", "only the old set counts"],
 )
 def test_the_model_finds_mutants(
     monkeypatch: pytest.MonkeyPatch, owner: object, name: str, mutant: object

@@ -116,9 +116,9 @@ async def test_a_lease_lives_as_long_as_its_owner(
     other = connect()
     lost: list[int] = []
     lease = await other.lease(TTL_S, lambda: lost.append(1))
-    assert await other.swap([Swap("t/a", b"1", lease=lease.id)])
+    assert await other.swap([Swap("t/a", b"1", lease_id=lease.id)])
     await asyncio.sleep(TTL_S * 1.8)
-    assert (await mine.read("t/"))["t/a"].lease == lease.id
+    assert (await mine.read("t/"))["t/a"].lease_id == lease.id
     await other.close()
     await asyncio.sleep(TTL_S * 2)
     assert not await mine.read("t/")
@@ -127,10 +127,10 @@ async def test_a_lease_lives_as_long_as_its_owner(
 
 async def test_a_closed_lease_takes_its_keys_along(mine: Consensus) -> None:
     lease = await mine.lease(30, lambda: None)
-    assert await mine.swap([Swap("t/a", b"1", lease=lease.id)])
+    assert await mine.swap([Swap("t/a", b"1", lease_id=lease.id)])
     await lease.close()
     assert not await mine.read("t/")
-    assert not await mine.swap([Swap("t/a", b"1", lease=lease.id)])
+    assert not await mine.swap([Swap("t/a", b"1", lease_id=lease.id)])
 
 
 async def test_a_watch_tells_what_a_read_would(
@@ -180,7 +180,7 @@ async def test_watch_lease_and_reads_go_on_after_a_restart(server: EtcdProcess, 
     lost: list[int] = []
     etcd.watch("t/", seen.append)
     lease = await etcd.lease(5, lambda: lost.append(1))
-    assert await etcd.swap([Swap("t/a", b"1", lease=lease.id)])
+    assert await etcd.swap([Swap("t/a", b"1", lease_id=lease.id)])
     server.kill()
     with pytest.raises(ConsensusError):
         await etcd.read("t/")
@@ -266,7 +266,7 @@ async def test_certificates_are_shown_and_looked_at(tmp_path: Path) -> None:
             consensus=process.url, broker_id=1, consensus_ca=authority.path,
             consensus_certificate=one.path, consensus_key=one.key_path,
         )  # fmt: skip
-        etcd = Etcd.of(config)
+        etcd = Etcd.from_config(config)
         assert await etcd.swap([Swap("t/a", b"1", 0)])
         await etcd.close()
         for wrong in (Certificates(authority.path), Certificates(another.path, *one)):
@@ -301,7 +301,7 @@ async def test_a_silent_etcd_loses_the_lease_and_leaves_a_swap_open(
 ) -> None:
     lost: list[int] = []
     lease = await etcd.lease(TTL_S, lambda: lost.append(1))
-    assert await etcd.swap([Swap("t/a", b"1", lease=lease.id), Swap("t/b", b"1")])
+    assert await etcd.swap([Swap("t/a", b"1", lease_id=lease.id), Swap("t/b", b"1")])
     version = (await etcd.read("t/"))["t/b"].version
     server.pause(True)
     try:

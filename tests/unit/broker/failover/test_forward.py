@@ -11,7 +11,7 @@ import pytest
 from sluicemq.acl.guard import Access, Guard
 from sluicemq.acl.loading import RuleSource
 from sluicemq.acl.verdict import SUB
-from sluicemq.broker.failover.forward import HOLD_S, NOT_MASTER, Forwarder, NotMasterError
+from sluicemq.broker.failover.forward import MASTER_WAIT_S, NOT_MASTER, Forwarder, NotMasterError
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.net.channel import Channel
 from sluicemq.net.dispatch import Authorize, Dispatcher, Handler, Outcome, Peer
@@ -93,7 +93,7 @@ async def test_the_master_is_told_first_for_whom_a_tunnel_speaks() -> None:
         told.append(command)
 
     await world.serve(MASTER, {**handlers, Code.SLUICE_SPEAK_FOR: speak_for})
-    world.forwarder.signed = lambda command: Command(command.code, {**command.fields, "by": "us"})
+    world.forwarder.sign = lambda command: Command(command.code, {**command.fields, "by": "us"})
     channel = await world.replica()
     world.forwarder.master = MASTER
     assert (await channel.call(send("x"), 5)).code == 0
@@ -149,8 +149,8 @@ async def test_what_the_proxy_asks_for_an_account_has_the_rights_of_that_account
 
     await world.serve(REPLICA, {code: in_the_name(it) for code, it in made.items()})
     channel = await world.network.dial(REPLICA)
-    world.forwarder.master, world.forwarder.signed = MASTER, sign
-    world.forwarder.guard = lambda: guard
+    world.forwarder.master, world.forwarder.sign = MASTER, sign
+    world.forwarder.get_guard = lambda: guard
 
     async def asked(who: str, code: int = codes[0]) -> str:
         fields = {"offset": "0", "group": "G", "delayLevel": "0", "remark": who}
@@ -180,7 +180,7 @@ async def test_what_is_signed_stays_so_and_without_access_control_nothing_is_sig
         return Command(0)
 
     await world.serve(MASTER, {**world.handlers(MASTER), Code.SEND_MESSAGE_V2: take})
-    world.forwarder.signed = lambda command: replace(
+    world.forwarder.sign = lambda command: replace(
         command, fields={**(command.fields or {}), ACCESS_KEY: "replica"}
     )
     channel = await world.replica()
@@ -188,7 +188,7 @@ async def test_what_is_signed_stays_so_and_without_access_control_nothing_is_sig
     signed = send("x")
     signed.fields = {**(signed.fields or {}), ACCESS_KEY: "client"}
     guards: list[Guard | None] = []
-    world.forwarder.guard = lambda: guards[-1]
+    world.forwarder.get_guard = lambda: guards[-1]
     for each in (None, guard):
         guards.append(each)
         for command in (send("x"), signed):
@@ -227,7 +227,7 @@ async def test_who_waited_long_enough_is_told_to_try_again() -> None:
     began = asyncio.get_running_loop().time()
     answer = await channel.call(send("x"), 10)
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert asyncio.get_running_loop().time() - began < HOLD_S + 0.5
+    assert asyncio.get_running_loop().time() - began < MASTER_WAIT_S + 0.5
     await world.forwarder.close()
 
 
@@ -335,7 +335,7 @@ async def test_who_comes_back_is_known_before_its_next_heartbeat() -> None:
 async def test_a_new_master_hears_first_who_asks() -> None:
     world = World()
     given: list[Command] = []
-    world.forwarder.give = lambda command, peer: given.append(command)
+    world.forwarder.handle_one_way = lambda command, peer: given.append(command)
     made = world.forwarder.handlers(world.handlers(MASTER), is_slave=False, serves_reads=False)
     await world.serve(MASTER, made)
     first = await world.network.dial(MASTER)

@@ -22,7 +22,7 @@ from sluicemq.testing.virtual import VirtualClock
 
 pytestmark = pytest.mark.slow
 
-PREFIX = election.directory("c", "b")
+PREFIX = election.key_prefix("c", "b")
 
 
 class FakeInSync:
@@ -51,7 +51,7 @@ class FakeInSync:
 
 
 class FakeBroker:
-    """A seat."""
+    """A `RoleControl` that notes what it is told."""
 
     def __init__(self, number: int, led: list[Term]) -> None:
         self.number = number
@@ -59,10 +59,10 @@ class FakeBroker:
         self.address, self.ha_address = f"h:{number}", f"h:{number}0"
         self.log_end = LogEnd(0, 0)
         self.in_sync: Any = None
-        self.is_broken = False
+        self.has_failed_disk = False
         self.terms: list[Term] = []
         self.failures = 0
-        self.is_resting = False
+        self.is_paused = False
         self.propose: Callable[[frozenset[int]], None]
 
     @property
@@ -73,28 +73,28 @@ class FakeBroker:
     def is_master(self) -> bool:
         return bool(self.terms) and self.term.master_id == self.number and not self.in_sync.deposed
 
-    async def become(self, term: Term, life: str) -> None:
+    async def change_role(self, term: Term, run_id: str) -> None:
         await asyncio.sleep(0.05)
         if self.failures:
             self.failures -= 1
             raise StoreError("no space left.")
         self.terms.append(term)
         self.in_sync = FakeInSync() if term.master_id == self.number else None
-        self.is_resting = False
+        self.is_paused = False
         if self.in_sync is not None:
             self.led.append(term)
             self.in_sync.propose = self.propose
-            self.log_end = self.log_end._replace(epoch=term.number)
+            self.log_end = self.log_end._replace(term=term.number)
 
-    def decided(self, term: Term) -> None:
+    def update_term(self, term: Term) -> None:
         self.in_sync.decided(term)
 
     def depose(self, reason: str) -> None:
         if self.in_sync is not None:
             self.in_sync.depose(reason)
 
-    def rest(self, is_resting: bool) -> None:
-        self.is_resting = is_resting
+    def pause_requests(self, is_paused: bool) -> None:
+        self.is_paused = is_paused
 
 
 class Node:
@@ -105,27 +105,27 @@ class Node:
         self.led: list[Term] = []
         self.broker = FakeBroker(number, self.led)
         self.files = CrashableFiles()
-        self.lives = 0
+        self.runs = 0
         self.start()
 
     def start(self) -> None:
         number, end = self.broker.number, self.broker.log_end
-        self.lives += 1
+        self.runs += 1
         self.broker = FakeBroker(number, self.led)
         self.broker.log_end = end
         self.client = self.service.client()
         incarnation = Incarnation(self.files, "/s", boot="b")
-        incarnation.open(is_empty=not end.end, is_synced=False)
+        incarnation.open(is_empty=not end.position, is_synced=False)
         self.replica = Replica(
             self.broker, self.client, cluster="c", broker="b", replica_id=number,
-            incarnation=incarnation, make_life=self._life,
+            incarnation=incarnation, make_run_id=self._make_run_id,
         )  # fmt: skip
         self.broker.propose = self.replica.propose
         self.task = asyncio.get_running_loop().create_task(self.replica.run())
 
-    def _life(self) -> str:
-        self.lives += 1
-        return f"{self.broker.number}.{self.lives}"
+    def _make_run_id(self) -> str:
+        self.runs += 1
+        return f"{self.broker.number}.{self.runs}"
 
     async def kill(self) -> None:
         self.task.cancel()
@@ -164,7 +164,7 @@ async def nodes(service: MemoryConsensus) -> AsyncIterator[list[Node]]:
 
 
 def state_of(service: MemoryConsensus) -> State:
-    state = election.parse(PREFIX, service.find(PREFIX)).state
+    state = election.parse_view(PREFIX, service.find(PREFIX)).state
     assert state is not None
     return state
 
@@ -206,7 +206,7 @@ async def test_the_longest_of_the_set_takes_over(
     assert clock.monotonic_s() - killed_s < 4.5
     assert masters(nodes) == [3]
     state = state_of(service)
-    assert (state.epoch, set(state.in_sync)) == (2, {2, 3})
+    assert (state.term, set(state.in_sync)) == (2, {2, 3})
     nodes[0].start()
     await asyncio.sleep(5)
     assert [node.broker.term.address for node in nodes] == ["h:3"] * 3
@@ -232,7 +232,7 @@ async def test_who_is_not_in_sync_never_takes_over(
     nodes[0].start()
     await asyncio.sleep(1)
     assert masters(nodes) == [1]
-    assert state_of(service).epoch == 2
+    assert state_of(service).term == 2
 
 
 async def test_a_wiped_master_waits_for_the_set(
@@ -300,7 +300,7 @@ async def test_a_switch_on_purpose(
     assert clock.monotonic_s() - begun_s < 0.5
     await asyncio.sleep(3)
     state = state_of(service)
-    assert (state.epoch, set(state.in_sync)) == (2, {1, 2, 3})
+    assert (state.term, set(state.in_sync)) == (2, {1, 2, 3})
     assert nodes[0].broker.term.master_id == 3
     assert nodes[0].broker.in_sync is None
 
@@ -313,14 +313,14 @@ async def test_a_switch_is_given_up_when_the_slaves_lack_something(
     in_sync.is_settled = False
     nodes[0].replica.switch(None)
     await asyncio.sleep(1)
-    assert nodes[0].broker.is_resting
+    assert nodes[0].broker.is_paused
     decided = len(in_sync.terms)
     in_sync.propose(frozenset({1, 2}))  # not possible during a switch: the set is decided after it
     await asyncio.sleep(5)
-    assert not nodes[0].broker.is_resting
+    assert not nodes[0].broker.is_paused
     assert len(in_sync.terms) > decided
     assert masters(nodes) == [1]
-    assert state_of(service).epoch == 1
+    assert state_of(service).term == 1
 
 
 async def test_what_a_switch_refuses(service: MemoryConsensus, nodes: list[Node]) -> None:
@@ -342,9 +342,9 @@ async def test_a_replica_that_cuts_its_log_during_a_switch_gives_the_role_back(
     nodes[1].broker.log_end = LogEnd(1, INCOMPLETE)  # its record says otherwise still
     await asyncio.sleep(2)
     assert masters(nodes) in ([1], [3])
-    assert state_of(service).epoch > 2, "it was given the role, and gave it back"
-    record = election.parse(PREFIX, service.find(PREFIX)).members[2]
-    assert record.end == INCOMPLETE, "it says so at once"
+    assert state_of(service).term > 2, "it was given the role, and gave it back"
+    record = election.parse_view(PREFIX, service.find(PREFIX)).members[2]
+    assert record.log_end == INCOMPLETE, "it says so at once"
 
 
 async def test_a_master_that_stops_in_order_hands_over(
@@ -357,14 +357,14 @@ async def test_a_master_that_stops_in_order_hands_over(
     await asyncio.sleep(0.2)
     assert masters(nodes[1:]) == [2]
     assert set(state_of(service).in_sync) == {2, 3}
-    assert set(election.parse(PREFIX, service.find(PREFIX)).members) == {2, 3}
+    assert set(election.parse_view(PREFIX, service.find(PREFIX)).members) == {2, 3}
 
 
 async def test_a_master_whose_disk_fails_resigns(
     service: MemoryConsensus, nodes: list[Node]
 ) -> None:
     await all_in_sync(service, nodes)
-    nodes[0].broker.is_broken = True
+    nodes[0].broker.has_failed_disk = True
     nodes[0].broker.log_end = LogEnd(1, INCOMPLETE)
     await asyncio.sleep(4)
     assert masters(nodes) == [2]
@@ -414,7 +414,7 @@ async def test_a_service_that_is_down_changes_nothing(
     service.is_down = False
     await asyncio.sleep(10)
     assert masters(nodes) == [1]
-    assert state_of(service).epoch == 1
+    assert state_of(service).term == 1
 
 
 @pytest.mark.parametrize("is_empty", [False, True])
@@ -448,7 +448,7 @@ async def test_a_lease_that_ends_while_its_record_is_made_is_followed_by_another
 
     async def read_late(prefix: str) -> Entries:
         monkeypatch.undo()
-        for lease in {entry.lease for entry in service.entries.values()}:
+        for lease in {entry.lease_id for entry in service.entries.values()}:
             service.end_lease(lease)
         await asyncio.sleep(2 * LEASE_S)
         return await read(prefix)

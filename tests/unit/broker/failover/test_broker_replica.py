@@ -1,4 +1,4 @@
-"""A broker as a replica: what rests while nobody may be answered."""
+"""A broker as a replica: which requests are queued while none may be answered."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from sluicemq.broker.failover.broker_replica import BrokerRoleControl
 from sluicemq.broker.failover.election import INCOMPLETE
-from sluicemq.broker.failover.replica import BrokerClosedError, BrokerSeat, LogEnd
+from sluicemq.broker.failover.replica import BrokerClosedError, LogEnd
 from sluicemq.broker.replication.in_sync import Term
 from sluicemq.broker.replication.state_transfer import ReplicaIdentity
 from sluicemq.errors import StoreError
@@ -53,8 +54,8 @@ class FakeBroker:
         self.askers: list[object] = []
         self.error: Exception | None = None
         self.handled: list[int] = []
-        self.seat = BrokerSeat()
-        self.seat.broker = cast(Any, self)
+        self.control = BrokerRoleControl()
+        self.control.broker = cast(Any, self)
 
     async def change_role(self, term: Term | None) -> None:
         if self.error is not None:
@@ -68,13 +69,13 @@ class FakeBroker:
         self.in_sync = FakeInSync() if term is not None and term.master_id == 1 else None
         codes = Code.SEND_MESSAGE_V2, Code.PULL_MESSAGE, Code.SLUICE_REPLICA_STATUS
         self.dispatcher = Dispatcher(dict.fromkeys(map(int, codes), handle))
-        self.seat.opening(self.dispatcher)
+        self.control.on_opening(self.dispatcher)
 
 
 class Stage:
     def __init__(self) -> None:
         self.broker = FakeBroker()
-        self.seat = self.broker.seat
+        self.control = self.broker.control
         self.carrier = Carrier()
         self.peer = Peer(self.carrier, Host("10.0.0.9", 9), Host("10.0.0.1", 1))
         self.opaque = 0
@@ -91,7 +92,7 @@ class Stage:
 
 async def test_a_new_master_gives_nothing_away_before_its_log_is_confirmed() -> None:
     stage = Stage()
-    await stage.seat.become(Term(2, 1), "another life")
+    await stage.control.change_role(Term(2, 1), "another life")
     assert stage.broker.identity == ReplicaIdentity(1, "disk", "another life")
     stage.ask(Code.PULL_MESSAGE)
     stage.ask(Code.SEND_MESSAGE_V2)
@@ -105,36 +106,36 @@ async def test_a_new_master_gives_nothing_away_before_its_log_is_confirmed() -> 
 
 async def test_what_rested_is_handled_in_the_name_of_who_asked() -> None:
     stage = Stage()
-    await stage.seat.become(Term(2, 2), "life")
-    stage.seat.rest(True)
+    await stage.control.change_role(Term(2, 2), "life")
+    stage.control.pause_requests(True)
     for name in ("alice", "bob", None):
         stage.broker.core.guard.account = name
         stage.ask(Code.SEND_MESSAGE_V2)
-    stage.seat.rest(False)
+    stage.control.pause_requests(False)
     assert stage.broker.askers == ["alice", "bob", None]
 
 
 async def test_what_rests_ends_with_the_role() -> None:
     stage = Stage()
-    await stage.seat.become(Term(2, 1), "life")
+    await stage.control.change_role(Term(2, 1), "life")
     stage.ask(Code.PULL_MESSAGE)
     assert stage.broker.in_sync is not None
     stage.broker.in_sync.waiting[0](StoreError("deposed."))
     assert not stage.broker.handled, "it goes on resting until the next role"
-    await stage.seat.become(Term(3, 2), "life")
+    await stage.control.change_role(Term(3, 2), "life")
     assert stage.ask(Code.PULL_MESSAGE) == [2]
     assert stage.broker.handled == [2]
 
 
 async def test_a_switch_holds_what_needs_a_master() -> None:
     stage = Stage()
-    await stage.seat.become(Term(2, 2), "life")
+    await stage.control.change_role(Term(2, 2), "life")
     assert stage.ask(Code.SEND_MESSAGE_V2) == [1]
-    stage.seat.rest(True)
-    stage.seat.rest(True)
+    stage.control.pause_requests(True)
+    stage.control.pause_requests(True)
     assert stage.ask(Code.SEND_MESSAGE_V2) == [1]
-    stage.seat.rest(False)
-    stage.seat.rest(False)
+    stage.control.pause_requests(False)
+    stage.control.pause_requests(False)
     assert stage.ask(Code.SEND_MESSAGE_V2) == [1, 2, 3]
 
 
@@ -142,12 +143,12 @@ async def test_a_role_that_cannot_be_taken_ends_the_replica() -> None:
     stage = Stage()
     stage.broker.error = StoreError("no space left.")
     with pytest.raises(BrokerClosedError, match="no space left"):
-        await stage.seat.become(Term(2, 1), "life")
+        await stage.control.change_role(Term(2, 1), "life")
 
 
 def test_the_record_says_where_the_log_ends_unless_the_disk_has_failed() -> None:
     stage = Stage()
-    assert stage.seat.log_end == LogEnd(0, 100)
+    assert stage.control.log_end == LogEnd(0, 100)
     stage.broker.store.failure = OSError()
-    assert stage.seat.is_broken
-    assert stage.seat.log_end == LogEnd(0, INCOMPLETE)
+    assert stage.control.has_failed_disk
+    assert stage.control.log_end == LogEnd(0, INCOMPLETE)

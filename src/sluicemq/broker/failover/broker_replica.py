@@ -1,0 +1,228 @@
+"""A replica whose broker is a running `Broker`: its role control, its start and its end."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from sluicemq.acl.rules import Account
+from sluicemq.broker.failover.consensus import Consensus
+from sluicemq.broker.failover.election import INCOMPLETE
+from sluicemq.broker.failover.forward import FORWARDED_CODES, READ_CODES, Forwarder
+from sluicemq.broker.failover.replica import LEASE_S, BrokerClosedError, LogEnd, Replica
+from sluicemq.broker.replication.in_sync import InSyncReplicas, Term
+from sluicemq.broker.replication.sides import SlaveSide
+from sluicemq.broker.server import Broker
+from sluicemq.config import BrokerConfig, StoreConfig
+from sluicemq.errors import SluiceError
+from sluicemq.files import SYSTEM_FILES, Files
+from sluicemq.files.incarnation import Incarnation
+from sluicemq.net.dispatch import Dispatcher, FastHandler, Handler, Peer, RunEngine
+from sluicemq.net.network import SOCKET_NETWORK, Network, with_tls
+from sluicemq.net.tls import broker_client_tls
+from sluicemq.wire.frames import Command
+
+_Handlers = tuple[dict[int, Handler], dict[int, FastHandler], RunEngine | None]
+"""The handlers, fast handlers and engine of a dispatcher."""
+
+
+class BrokerRoleControl:
+    """The `RoleControl` of a running broker.
+
+    At two times the broker must answer no request that needs a master, although its port is open:
+    a master that hands over accepts no messages, and a new master returns nothing before its whole
+    log is confirmed, because a consumer could otherwise see a queue end before its own offset. Such
+    requests are queued, and handled in their order afterwards. If the role ends first, they are
+    dropped with their connections.
+    """
+
+    broker: Broker
+
+    def __init__(self) -> None:
+        self._dispatcher: Dispatcher
+        self._unpaused: _Handlers | None = None
+        """The dispatcher's handlers from before the pause; None if requests are not paused."""
+        self._queued: list[tuple[Command, Peer, Account | None]] = []
+
+    def on_opening(self, dispatcher: Dispatcher) -> None:
+        """Start a new role whose requests `dispatcher` handles; its port opens afterwards.
+
+        The requests of a master are paused until its log is confirmed.
+        """
+        self._dispatcher, self._unpaused, self._queued = dispatcher, None, []
+        if (in_sync := self.broker.in_sync) is not None:
+            self.pause_requests(True)
+
+            def on_confirmed(result: int | BaseException) -> None:
+                # The log becomes visible in the loop iteration after its confirmation.
+                loop = asyncio.get_running_loop()
+                loop.call_soon(self.on_log_confirmed, dispatcher, result)
+
+            in_sync.wait(in_sync.local_end(), on_confirmed)
+
+    def on_log_confirmed(self, dispatcher: Dispatcher, result: int | BaseException) -> None:
+        """Resume the requests of a new master whose log is confirmed.
+
+        Do nothing if `result` is an error, or if the broker has another dispatcher by now.
+        """
+        if dispatcher is self._dispatcher and not isinstance(result, BaseException):
+            self.pause_requests(False)
+
+    @property
+    def address(self) -> str:
+        """The host:port that clients connect to."""
+        return self.broker.address
+
+    @property
+    def ha_address(self) -> str:
+        """The host:port that slaves connect to."""
+        return self.broker.registration.ha_address
+
+    @property
+    def log_end(self) -> LogEnd:
+        """The end of the broker's log; INCOMPLETE if the disk has failed or state is missing."""
+        terms, side = self.broker.log_terms, self.broker.replication_side
+        term = max(terms.last.number, 0) if terms is not None else 0
+        is_complete = not self.has_failed_disk and (
+            not isinstance(side, SlaveSide) or side.check_complete()
+        )
+        return LogEnd(term, self.broker.store.written_offset if is_complete else INCOMPLETE)
+
+    @property
+    def in_sync(self) -> InSyncReplicas | None:
+        """The replication gate of a master; None in every other role."""
+        return self.broker.in_sync
+
+    @property
+    def has_failed_disk(self) -> bool:
+        """Whether the store cannot be written until the broker is restarted."""
+        return self.broker.store.failure is not None
+
+    async def change_role(self, term: Term, run_id: str) -> None:
+        """Change the broker's role as `RoleControl.change_role` says."""
+        side = self.broker.replication_side
+        if not term.master_id and isinstance(side, SlaveSide):
+            side.stop_following()
+            return
+        self.broker.identity = self.broker.identity._replace(run_id=run_id)
+        try:
+            await self.broker.change_role(term if term.master_id else None)
+        except (SluiceError, OSError) as error:
+            raise BrokerClosedError(f"the broker could not change its role: {error}") from error
+
+    def update_term(self, term: Term) -> None:
+        """Give the master the present state of its term."""
+        self.broker.update_term(term)
+
+    def depose(self, reason: str) -> None:
+        """Make the master stop confirming messages and making messages visible."""
+        self.broker.depose(reason)
+
+    def pause_requests(self, is_paused: bool) -> None:
+        """Queue requests that need a master, or handle the queued ones and stop queueing.
+
+        Queued requests of clients that have disconnected are dropped.
+        """
+        dispatcher = self._dispatcher
+        if is_paused and self._unpaused is None:
+            self._unpaused = dispatcher.handlers, dispatcher.fast_handlers, dispatcher.run_engine
+            codes = map(int, FORWARDED_CODES | READ_CODES)
+            queueing = dict.fromkeys(codes, self.queue_request)
+            dispatcher.handlers = {**dispatcher.handlers, **queueing}
+            dispatcher.fast_handlers, dispatcher.run_engine = {}, None
+        elif not is_paused and self._unpaused is not None:
+            dispatcher.handlers, dispatcher.fast_handlers, dispatcher.run_engine = self._unpaused
+            self._unpaused, queued, self._queued = None, self._queued, []
+            for command, peer, account in queued:
+                if not peer.closed:
+                    if (guard := self.broker.core.guard) is not None:
+                        guard.account = account
+                    peer.write(dispatcher.handle_command(command, peer))
+
+    def queue_request(self, command: Command, peer: Peer) -> None:
+        """Keep a request, with the account that sent it, until requests are no longer paused."""
+        guard = self.broker.core.guard
+        self._queued.append((command, peer, None if guard is None else guard.account))
+
+    def handle_one_way(self, command: Command, peer: Peer) -> None:
+        """Handle a one-way command in the broker's present role."""
+        self._dispatcher.handle_command(command, peer)
+
+
+async def start_replica(
+    config: BrokerConfig,
+    store_config: StoreConfig,
+    consensus: Consensus,
+    *,
+    control: BrokerRoleControl | None = None,
+    files: Files = SYSTEM_FILES,
+    network: Network = SOCKET_NETWORK,
+    boot: str | None = None,
+    lease_s: float = LEASE_S,
+    make_run_id: Callable[[], str] | None = None,
+    **parts: Any,
+) -> tuple[Replica, Broker]:
+    """Start a broker with sluiceConsensus. Return its replica and the broker.
+
+    The broker is a slave without a master until the caller runs `Replica.run`. `boot` is the id of
+    the machine's boot, which tests pass; `parts` are further arguments of `Broker`.
+
+    Raises SluiceError if the broker cannot start.
+    """
+    incarnation = Incarnation(files, store_config.root, boot=boot)
+    control = control or BrokerRoleControl()
+    forwarder = Forwarder(with_tls(network, broker_client_tls(config), config).dial)
+    replica = Replica(
+        control,
+        consensus,
+        cluster=config.cluster_name,
+        broker=config.broker_name,
+        replica_id=config.broker_id,
+        incarnation=incarnation,
+        forwarder=forwarder,
+        serves_reads=config.slave_read,
+        lease_s=lease_s,
+        **({} if make_run_id is None else {"make_run_id": make_run_id}),
+    )
+    broker = control.broker = Broker(
+        config,
+        store_config,
+        files=files,
+        network=network,
+        propose=replica.propose,
+        role_controller=replica,
+        incarnation=incarnation,
+        **parts,
+    )
+    broker.on_opening, forwarder.handle_one_way = control.on_opening, control.handle_one_way
+    await broker.start()
+    # `sign` uses the credentials of the configuration in every role.
+    forwarder.sign = broker.registration.sign
+    forwarder.get_guard = lambda: broker.core.guard
+    broker.identity = broker.identity._replace(incarnation=incarnation.text, run_id=replica.run_id)
+    return replica, broker
+
+
+@contextlib.asynccontextmanager
+async def run_replica(
+    config: BrokerConfig, store_config: StoreConfig, consensus: Consensus, **parts: Any
+) -> AsyncIterator[tuple[Replica, Broker]]:
+    """Run a broker with sluiceConsensus while the `async with` block runs.
+
+    Yield its replica and the broker. At the end a master hands over and the broker closes. The
+    arguments are those of `start_replica`.
+
+    Raises SluiceError if the broker cannot start. If the replica fails later, the block is
+    cancelled and its SluiceError is raised.
+    """
+    replica, broker = await start_replica(config, store_config, consensus, **parts)
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(replica.run())
+            yield replica, broker
+            task.cancel()
+    except* SluiceError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        await replica.close()
+        await broker.close()
